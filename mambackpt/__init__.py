@@ -9,8 +9,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mambackpt.errors import CheckpointError, CheckpointTypeError, CheckpointValueError
     from mambackpt.geometry import CacheGeometry
+    from mambackpt.planner import (
+        Decision,
+        Reason,
+        compute_mamba_prefill_checkpoints,
+        explain,
+        get_mamba_prefill_checkpoint_position,
+        is_mamba_prefill_checkpoint_valid,
+    )
 
 _HOME = {
+    "Decision": "planner",
+    "Reason": "planner",
+    "compute_mamba_prefill_checkpoints": "planner",
+    "explain": "planner",
+    "get_mamba_prefill_checkpoint_position": "planner",
+    "is_mamba_prefill_checkpoint_valid": "planner",
     "CacheGeometry": "geometry",
     "CheckpointError": "errors",
     "CheckpointTypeError": "errors",
@@ -23,6 +37,12 @@ __all__ = [
     "CheckpointError",
     "CheckpointTypeError",
     "CheckpointValueError",
+    "Decision",
+    "Reason",
+    "compute_mamba_prefill_checkpoints",
+    "explain",
+    "get_mamba_prefill_checkpoint_position",
+    "is_mamba_prefill_checkpoint_valid",
 ]
 
 
