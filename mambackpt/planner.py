@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import lcm
-from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 Int64Array: TypeAlias = NDArray[np.int64]
 
-_PLAIN = frozenset((list, tuple))
-# Lists are read as arrays from this many rows on: below it numpy's fixed cost exceeds the loop's.
-_VECTORISE_FROM = 96
+_PLAIN = (list, tuple)
+_VECTORISE_FROM = 96  # rows; numpy's fixed cost exceeds the loop's below (`bench planner`)
+_ROWS_AT_ONCE = 4096  # temporaries of 32 KiB stay in the cache
 
 
 class Reason(Enum):
@@ -214,22 +214,25 @@ def compute_mamba_prefill_checkpoints(
     U, lookahead = cache_hit_alignment_tokens, num_hash_lookahead_tokens
     # The common case costs one line; whatever it cannot vouch for goes to the geometry's checks.
     try:
-        sound = H > 0 <= lookahead and U > 0 < M and not (M % H or U % H or (M | U | lookahead) < 0)
-        sound = sound and (A is None or (A | 0) > 0)
-    except (TypeError, ValueError):
+        sound = M and U and A != 0 and (H | M | U | lookahead | (A or 0)) > 0
+        sound = sound and not (M % H or U % H)
+    except (TypeError, ZeroDivisionError):
         sound = False
     if not sound:
         CacheGeometry(H, M, A, U, drop_eagle_block, lookahead)
     spare = 0 if drop_eagle_block else lookahead or 1
     dropped = U if drop_eagle_block else 0
-    if type(seq_lens) in _PLAIN and type(query_lens) in _PLAIN:
-        if len(seq_lens) != len(query_lens):
+    if isinstance(seq_lens, _PLAIN) and isinstance(query_lens, _PLAIN):
+        num_rows = len(seq_lens)
+        if num_rows != len(query_lens):
             raise _row_counts_disagree(seq_lens, query_lens)
-        if len(seq_lens) < _VECTORISE_FROM:
-            listed = cast(Sequence[int], seq_lens), cast(Sequence[int], query_lens)
-            return _plan_loop(*listed, H, M, A, U, spare, dropped)
-        rows = _as_int64("seq_lens", seq_lens), _as_int64("query_lens", query_lens)
-        offsets, columns = _plan_arrays(*rows, H, M, A, U, spare, dropped)
+        if num_rows < _VECTORISE_FROM or not _pays_to_vectorise(query_lens, H):
+            try:
+                return _plan_loop(seq_lens, query_lens, H, M, A, U, spare, dropped)
+            except TypeError:  # the array's refusal below says which list holds no integers
+                pass
+        seq, query = _as_int64("seq_lens", seq_lens), _as_int64("query_lens", query_lens)
+        offsets, columns = _plan_arrays(seq, query, H, M, A, U, spare, dropped)
         return offsets.tolist(), columns.tolist()
     seq, query = _as_int64("seq_lens", seq_lens), _as_int64("query_lens", query_lens)
     if len(seq) != len(query):
@@ -238,6 +241,14 @@ def compute_mamba_prefill_checkpoints(
         return _plan_arrays(seq, query, H, M, A, U, spare, dropped)
     listed = _plan_loop(seq.tolist(), query.tolist(), H, M, A, U, spare, dropped)
     return np.array(listed[0], np.int64), np.array(listed[1], np.int64)
+
+
+def _pays_to_vectorise(query_lens: Sequence[int], H: int) -> bool:
+    """Whether numpy's fixed cost is repaid: a row that gains no block costs the loop little."""
+    num_rows = len(query_lens)
+    sampled = query_lens[:: num_rows // 16]
+    gaining = sum(length > H for length in sampled) / len(sampled)
+    return num_rows * (0.25 + gaining) > 120  # in prefill rows; measured by `bench planner`
 
 
 def _plan_loop(
@@ -251,21 +262,21 @@ def _plan_loop(
     dropped: int,
 ) -> tuple[list[int], list[int]]:
     """The rule, one row at a time, without a call: what small batches run."""
-    offsets = [0] * len(seq_lens)
-    columns = [-1] * len(seq_lens)
-    for row, (seq_len, query_len) in enumerate(zip(seq_lens, query_lens, strict=True)):
+    offsets: list[int] = []
+    columns: list[int] = []
+    for seq_len, query_len in zip(seq_lens, query_lens):  # noqa: B905 - the caller counted them
         start = seq_len - query_len
-        if (query_len | start) < 0:  # either is negative; also refuses floats
-            raise _query_outside_sequence(row, seq_len, query_len)
-        if query_len <= H or A is None or start % H:
-            continue
-        offset = (seq_len - spare) // U * U - dropped - start
-        if offset < H or offset % A:
-            continue
-        column = (seq_len - 1) // M - 1
-        if column * M >= start:
-            offsets[row] = offset
-            columns[row] = column
+        if (query_len | start) < 0:  # either is negative; the operator refuses floats
+            raise _query_outside_sequence(len(offsets), seq_len, query_len)
+        if query_len > H and A is not None and not start % H:
+            offset = (seq_len - spare) // U * U - dropped - start
+            column = (seq_len - 1) // M - 1
+            if offset >= H and not offset % A and column * M >= start:
+                offsets.append(offset)
+                columns.append(column)
+                continue
+        offsets.append(0)
+        columns.append(-1)
     return offsets, columns
 
 
@@ -280,14 +291,45 @@ def _plan_arrays(
     dropped: int,
 ) -> tuple[Int64Array, Int64Array]:
     """The rule on whole columns of rows: what large batches run."""
-    start = seq - query
-    if len(seq) and (query.min() < 0 or start.min() < 0):
-        row = int(np.flatnonzero((query < 0) | (start < 0))[0])
-        raise _query_outside_sequence(row, int(seq[row]), int(query[row]))
     offsets = np.zeros(len(seq), np.int64)
     columns = np.full(len(seq), -1, np.int64)
-    if A is None:
-        return offsets, columns
+    for low in range(0, len(seq), _ROWS_AT_ONCE):
+        part = slice(low, low + _ROWS_AT_ONCE)
+        start = seq[part] - query[part]
+        if min(query[part].min(), start.min()) < 0:
+            row = low + int(np.flatnonzero((query[part] < 0) | (start < 0))[0])
+            raise _query_outside_sequence(row, int(seq[row]), int(query[row]))
+        if A is not None:
+            _plan_part(
+                seq[part],
+                query[part],
+                start,
+                offsets[part],
+                columns[part],
+                H,
+                M,
+                A,
+                U,
+                spare,
+                dropped,
+            )
+    return offsets, columns
+
+
+def _plan_part(
+    seq: Int64Array,
+    query: Int64Array,
+    start: Int64Array,
+    offsets: Int64Array,
+    columns: Int64Array,
+    H: int,
+    M: int,
+    A: int,
+    U: int,
+    spare: int,
+    dropped: int,
+) -> None:
+    """Fill ``offsets`` and ``columns``, which hold "no checkpoint", where a row has one."""
     rows = np.flatnonzero(query > H)  # a decode row gains no block
     if len(rows) < len(seq):
         seq, start = seq[rows], start[rows]
@@ -304,7 +346,6 @@ def _plan_arrays(
         kept = rows[accepted]
         offsets[kept] = offset[accepted]
         columns[kept] = column[accepted]
-    return offsets, columns
 
 
 def _as_int64(name: str, lengths: RowLengths) -> Int64Array:
@@ -411,7 +452,7 @@ def describe_reason(
     """Return the sentence that tells a person why a query [start, end) got this answer.
 
     >>> describe_reason(Reason.START_OFF_HASH_GRID, 331, 3602, 3600, 16, 1600, 16)
-    'The query starts at 331, which is not a multiple of the hash unit, 16 tokens.'
+    'The query starts at 331, which is not a multiple of the hash unit (16 tokens).'
 
     All numbers are in tokens. ``reason`` is what `get_mamba_prefill_checkpoint_reason` returned.
     """
@@ -425,7 +466,10 @@ def describe_reason(
         case Reason.CANNOT_EXPORT:
             return "The prefill kernel of this layer cannot emit a state inside a query."
         case Reason.START_OFF_HASH_GRID:
-            return f"The query starts at {start}, which is not a multiple of the hash unit, {H} tokens."
+            return (
+                f"The query starts at {start}, which is not a multiple of the hash unit "
+                f"({H} tokens)."
+            )
         case Reason.COLUMN_TAKEN if column < 0:
             return (
                 f"The query ends at {end}, inside the first block of {M} tokens: there is no "
