@@ -1,0 +1,426 @@
+"""The Triton kernel that exports checkpoints, and its launcher: one launch for a whole step.
+
+Each program copies one tile: a run of one row's recurrent state, or one token's channels of its
+convolution window. Why the grid and the tiles are what they are is derived in README.md.
+"""
+# Triton's decorator and its kernel parameters carry no types; the launcher below is checked.
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ACCESS_BYTES = 16  # the widest load or store of one lane
+MIN_TILE_BYTES = 4_096  # 256 lanes of 16 bytes: four wavefronts of 64, or two rounds of four warps
+MAX_TILE_BYTES = 16_384  # 32 registers of 4 bytes in each of 128 lanes
+ENOUGH_PROGRAMS = 128  # about one for each multiprocessor, even when only one row is exported
+MAX_GRID = (2**31 - 1, 65_535)  # programs on axis 0 and axis 1 of a CUDA grid
+
+# Numbers that follow the batch: never part of the compiled variant's key.
+RUN_TIME = [
+    "positions",
+    "tokens",
+    "blocks",
+    "recurrent_count",
+    "raw_token_stride",
+    "raw_channel_stride",
+    "conv_block_stride",
+    "source_stride",
+    "state_block_stride",
+    "initial_row_stride",
+    "initial_channel_stride",
+    "initial_token_stride",
+]
+
+
+@triton.jit
+def element_offset(index, stride, unit: tl.constexpr):
+    """Elements from a buffer's start to its row ``index``: 64-bit, divisible by ``unit``."""
+    return index.to(tl.int64) * (stride.to(tl.int64) * unit)
+
+
+@triton.jit
+def checkpoint_of_row(
+    row,
+    offsets,
+    state_indices,
+    cu_seqlens,
+    recurrent_rows,
+    token_indices,
+    initial_windows,
+    positions,
+    tokens,
+    blocks,
+    recurrent_count,
+    STATE_LEN: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    SKIP_SHORT_WINDOWS: tl.constexpr,
+):
+    """One request row's checkpoint: does it exist, its offset, block, query start and source row.
+
+    It exists when there is something to store and every byte of it lies inside its buffer, the
+    window's inputs inside the row's own query: a checkpoint is written whole or not at all.
+    """
+    offset = tl.load(offsets + row).to(tl.int64)
+    block = tl.load(state_indices + row).to(tl.int64)
+    query_start = tl.load(cu_seqlens + row).to(tl.int64)
+    query_end = tl.load(cu_seqlens + row + 1).to(tl.int64)
+    source = row
+    exists = (offset > 0) & (block > 0) & (block < blocks)
+    exists = exists & (query_start >= 0) & (query_start + offset <= query_end)
+    exists = exists & (query_start + offset <= positions)
+    if HAS_STATE:
+        if recurrent_rows is not None:
+            source = tl.load(recurrent_rows + row).to(tl.int64)
+        exists = exists & (source >= 0) & (source < recurrent_count)
+    if not SKIP_SHORT_WINDOWS:
+        if initial_windows is None:
+            exists = exists & (offset >= STATE_LEN)
+    if token_indices is not None:
+        for back in tl.static_range(1, STATE_LEN + 1):
+            read = exists & (offset >= back)
+            if SKIP_SHORT_WINDOWS:
+                read = read & (offset >= STATE_LEN)
+            token = tl.load(token_indices + query_start + offset - back, mask=read, other=0)
+            exists = exists & (token >= 0) & (token < tokens)
+    return exists, offset, block, query_start, source
+
+
+@triton.jit(do_not_specialize=RUN_TIME)
+def store_cache_checkpoints_kernel(
+    offsets,
+    state_indices,
+    raw_qkv,
+    conv_state,
+    cu_seqlens,
+    recurrent_checkpoint,
+    recurrent_state,
+    recurrent_rows,
+    token_indices,
+    initial_windows,
+    positions: tl.int64,
+    tokens: tl.int64,
+    blocks: tl.int64,
+    recurrent_count: tl.int64,
+    raw_token_stride: tl.int64,
+    raw_channel_stride: tl.int64,
+    conv_block_stride: tl.int64,
+    source_stride: tl.int64,
+    state_block_stride: tl.int64,
+    initial_row_stride: tl.int64,
+    initial_channel_stride: tl.int64,
+    initial_token_stride: tl.int64,
+    WIDTH: tl.constexpr,
+    STATE_LEN: tl.constexpr,
+    ROW_ELEMENTS: tl.constexpr,
+    CONV_CHANNEL_STRIDE: tl.constexpr,
+    CONV_TOKEN_STRIDE: tl.constexpr,
+    CHANNELS_ADJACENT: tl.constexpr,
+    RAW_UNIT: tl.constexpr,
+    CONV_UNIT: tl.constexpr,
+    SOURCE_UNIT: tl.constexpr,
+    STATE_UNIT: tl.constexpr,
+    STATE_TILE: tl.constexpr,
+    STATE_TILES: tl.constexpr,
+    WINDOW_TILE: tl.constexpr,
+    SKIP_SHORT_WINDOWS: tl.constexpr,
+):
+    """Copy one tile of one request row's checkpoint; programs (tile, row).
+
+    The first ``STATE_TILES`` tiles are the recurrent row, then come ``STATE_LEN`` tiles, one per
+    token of the window, for every ``WINDOW_TILE`` channels. Strides of whole rows are passed in
+    multiples of their ``*_UNIT``, so the compiler knows what the addresses are divisible by.
+    """
+    tile = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    exists, offset, block, query_start, source = checkpoint_of_row(
+        row,
+        offsets,
+        state_indices,
+        cu_seqlens,
+        recurrent_rows,
+        token_indices,
+        initial_windows,
+        positions,
+        tokens,
+        blocks,
+        recurrent_count,
+        STATE_LEN,
+        STATE_TILES > 0,
+        SKIP_SHORT_WINDOWS,
+    )
+    if exists:
+        if STATE_TILES > 0:
+            if tile < STATE_TILES:
+                element = tile.to(tl.int64) * STATE_TILE + tl.arange(0, STATE_TILE)
+                inside = None if ROW_ELEMENTS % STATE_TILE == 0 else element < ROW_ELEMENTS
+                source_start = element_offset(source, source_stride, SOURCE_UNIT)
+                state_start = element_offset(block, state_block_stride, STATE_UNIT)
+                state = tl.load(recurrent_checkpoint + source_start + element, mask=inside)
+                tl.store(
+                    recurrent_state + state_start + element,
+                    state.to(recurrent_state.dtype.element_ty),
+                    mask=inside,
+                )
+        if WIDTH * STATE_LEN > 0:
+            if (tile >= STATE_TILES) & ((offset >= STATE_LEN) | (not SKIP_SHORT_WINDOWS)):
+                column = (tile - STATE_TILES) % STATE_LEN
+                first = ((tile - STATE_TILES) // STATE_LEN).to(tl.int64) * WINDOW_TILE
+                channel = first + tl.arange(0, WINDOW_TILE)
+                within = None if WIDTH % WINDOW_TILE == 0 else channel < WIDTH
+                window_start = element_offset(block, conv_block_stride, CONV_UNIT)
+                slot = window_start + column * CONV_TOKEN_STRIDE + channel * CONV_CHANNEL_STRIDE
+                back = STATE_LEN - column
+                if offset >= back:
+                    token = query_start + offset - back
+                    if token_indices is not None:
+                        token = tl.load(token_indices + token).to(tl.int64)
+                    token_start = element_offset(token, raw_token_stride, RAW_UNIT)
+                    step = channel if CHANNELS_ADJACENT else channel * raw_channel_stride
+                    inputs = tl.load(raw_qkv + token_start + step, mask=within)
+                    tl.store(conv_state + slot, inputs.to(conv_state.dtype.element_ty), mask=within)
+                elif initial_windows is not None:
+                    # The window before this query ends at token 0: older inputs come from there.
+                    before = element_offset(row, initial_row_stride, 1)
+                    before += (offset + column) * initial_token_stride
+                    earlier = tl.load(
+                        initial_windows + before + channel * initial_channel_stride, mask=within
+                    )
+                    tl.store(
+                        conv_state + slot, earlier.to(conv_state.dtype.element_ty), mask=within
+                    )
+
+
+def runs_interpreted() -> bool:
+    """Return whether the kernels run in Triton's interpreter, decided when they were imported.
+
+    >>> runs_interpreted() in (True, False)
+    True
+    """
+    return not isinstance(store_cache_checkpoints_kernel, triton.runtime.JITFunction)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch, ready to run or to be compiled ahead of time."""
+
+    kernel: Any
+    grid: tuple[int, int]
+    arguments: dict[str, Any] = field(repr=False)
+
+    @property
+    def programs(self) -> int:
+        """Programs of the whole grid, those of rows without a checkpoint included."""
+        return self.grid[0] * self.grid[1]
+
+    def run(self) -> None:
+        """Run it once, on the device of its tensors."""
+        conv_state: Tensor = self.arguments["conv_state"]
+        if any(limit < asked for limit, asked in zip(MAX_GRID, self.grid, strict=True)):
+            raise ValueError(
+                f"a grid of {self.grid[0]:,} tiles x {self.grid[1]:,} rows; a launch holds at most "
+                f"{MAX_GRID[0]:,} x {MAX_GRID[1]:,}: export the rows in several calls"
+            )
+        if conv_state.device.type == "cpu" and not runs_interpreted():
+            raise RuntimeError(
+                "tensors on the CPU need Triton's interpreter, and these kernels were built "
+                "without it: set TRITON_INTERPRET=1 before triton is first imported (setting it "
+                "later has no effect in this process), or use the torch copies"
+            )
+        if 0 not in self.grid:
+            on_device = (
+                torch.cuda.device(conv_state.device) if conv_state.is_cuda else nullcontext()
+            )
+            with on_device:
+                self.kernel[self.grid](**self.arguments)
+
+
+def _unit(tensor: Tensor, stride: int) -> int:
+    """Elements that ``stride`` is counted in: one 16-byte access where it divides, else one."""
+    per_access = max(1, ACCESS_BYTES // tensor.element_size())
+    return per_access if stride % per_access == 0 else 1
+
+
+def _tile(elements: int, element_size: int) -> int:
+    """Elements of one program's tile: 16 KiB, less where a row would make too few programs."""
+    least, most = MIN_TILE_BYTES // element_size, MAX_TILE_BYTES // element_size
+    if elements < least:
+        return triton.next_power_of_2(max(elements, 1))
+    tile = most
+    while tile > least and triton.cdiv(elements, tile) < ENOUGH_PROGRAMS:
+        tile //= 2
+    return tile
+
+
+def shared_arguments(
+    *,
+    offsets: Tensor,
+    state_indices: Tensor,
+    raw_qkv: Tensor,
+    conv_state: Tensor,
+    cu_seqlens: Tensor,
+    state_len: int,
+    recurrent_checkpoint: Tensor | None,
+    recurrent_state: Tensor | None,
+    recurrent_rows: Tensor | None,
+    token_indices: Tensor | None,
+    initial_windows: Tensor | None,
+    skip_short_windows: bool,
+) -> dict[str, Any]:
+    """Return the arguments that both kernels take: buffers, counts, strides in elements."""
+    blocks = conv_state.shape[0]
+    row_elements = recurrent_count = source_stride = state_block_stride = 0
+    if recurrent_checkpoint is not None and recurrent_state is not None:
+        blocks = min(blocks, recurrent_state.shape[0])
+        row_elements = math.prod(recurrent_state.shape[1:])
+        recurrent_count = recurrent_checkpoint.shape[0]
+        source_stride = recurrent_checkpoint.stride(0)
+        state_block_stride = recurrent_state.stride(0)
+    initial_strides = (0, 0, 0) if initial_windows is None else initial_windows.stride()
+    return {
+        "offsets": offsets.contiguous(),
+        "state_indices": state_indices.contiguous(),
+        "raw_qkv": raw_qkv,
+        "conv_state": conv_state,
+        "cu_seqlens": cu_seqlens.contiguous(),
+        "recurrent_checkpoint": recurrent_checkpoint,
+        "recurrent_state": recurrent_state,
+        "recurrent_rows": None if recurrent_rows is None else recurrent_rows.contiguous(),
+        "token_indices": None if token_indices is None else token_indices.contiguous(),
+        "initial_windows": initial_windows,
+        "positions": raw_qkv.shape[0] if token_indices is None else token_indices.shape[0],
+        "tokens": raw_qkv.shape[0],
+        "blocks": blocks,
+        "recurrent_count": recurrent_count,
+        "raw_token_stride": raw_qkv.stride(0),
+        "raw_channel_stride": raw_qkv.stride(1),
+        "conv_block_stride": conv_state.stride(0),
+        "source_stride": source_stride,
+        "state_block_stride": state_block_stride,
+        "initial_row_stride": initial_strides[0],
+        "initial_channel_stride": initial_strides[1],
+        "initial_token_stride": initial_strides[2],
+        "WIDTH": conv_state.shape[1],
+        "STATE_LEN": state_len,
+        "ROW_ELEMENTS": row_elements,
+        "CONV_CHANNEL_STRIDE": conv_state.stride(1),
+        "CONV_TOKEN_STRIDE": conv_state.stride(2),
+        "SKIP_SHORT_WINDOWS": skip_short_windows,
+    }
+
+
+def plan_store(
+    *,
+    offsets: Tensor,
+    state_indices: Tensor,
+    raw_qkv: Tensor,
+    conv_state: Tensor,
+    cu_seqlens: Tensor,
+    state_len: int,
+    recurrent_checkpoint: Tensor | None = None,
+    recurrent_state: Tensor | None = None,
+    recurrent_rows: Tensor | None = None,
+    token_indices: Tensor | None = None,
+    initial_windows: Tensor | None = None,
+    skip_short_windows: bool = False,
+) -> Launch:
+    """Return the launch that `store_cache_checkpoints` runs, without running it."""
+    arguments = shared_arguments(
+        offsets=offsets,
+        state_indices=state_indices,
+        raw_qkv=raw_qkv,
+        conv_state=conv_state,
+        cu_seqlens=cu_seqlens,
+        state_len=state_len,
+        recurrent_checkpoint=recurrent_checkpoint,
+        recurrent_state=recurrent_state,
+        recurrent_rows=recurrent_rows,
+        token_indices=token_indices,
+        initial_windows=initial_windows,
+        skip_short_windows=skip_short_windows,
+    )
+    state_tiles, state_tile, source_unit, state_unit = 0, 1, 1, 1
+    row_elements = arguments["ROW_ELEMENTS"]
+    if recurrent_checkpoint is not None and recurrent_state is not None and row_elements:
+        wider = max(recurrent_checkpoint.element_size(), recurrent_state.element_size())
+        state_tile = _tile(row_elements, wider)
+        state_tiles = triton.cdiv(row_elements, state_tile)
+        source_unit = _unit(recurrent_checkpoint, arguments["source_stride"])
+        state_unit = _unit(recurrent_state, arguments["state_block_stride"])
+    width = arguments["WIDTH"]
+    window_tile = _window_tile(width, conv_state.element_size())
+    adjacent = raw_qkv.stride(1) == 1
+    raw_unit = _unit(raw_qkv, raw_qkv.stride(0)) if adjacent else 1
+    conv_unit = _unit(conv_state, conv_state.stride(0))
+    arguments |= {
+        "raw_token_stride": arguments["raw_token_stride"] // raw_unit,
+        "conv_block_stride": arguments["conv_block_stride"] // conv_unit,
+        "source_stride": arguments["source_stride"] // source_unit,
+        "state_block_stride": arguments["state_block_stride"] // state_unit,
+        "CHANNELS_ADJACENT": adjacent,
+        "RAW_UNIT": raw_unit,
+        "CONV_UNIT": conv_unit,
+        "SOURCE_UNIT": source_unit,
+        "STATE_UNIT": state_unit,
+        "STATE_TILE": state_tile,
+        "STATE_TILES": state_tiles,
+        "WINDOW_TILE": window_tile,
+    }
+    tiles = state_tiles + state_len * triton.cdiv(width, window_tile)
+    return Launch(store_cache_checkpoints_kernel, (tiles, offsets.shape[0]), arguments)
+
+
+def _window_tile(width: int, element_size: int) -> int:
+    """Channels of one program's tile: the most, up to 8 KiB, that divide the width evenly."""
+    least = MIN_TILE_BYTES // element_size
+    if width < least:
+        return triton.next_power_of_2(max(width, 1))
+    return max(least, math.gcd(width, 2 * least))
+
+
+def store_cache_checkpoints(
+    *,
+    offsets: Tensor,
+    state_indices: Tensor,
+    raw_qkv: Tensor,
+    conv_state: Tensor,
+    cu_seqlens: Tensor,
+    state_len: int,
+    recurrent_checkpoint: Tensor | None = None,
+    recurrent_state: Tensor | None = None,
+    recurrent_rows: Tensor | None = None,
+    token_indices: Tensor | None = None,
+    initial_windows: Tensor | None = None,
+    skip_short_windows: bool = False,
+) -> None:
+    """Store every row's convolution window and recurrent state into its block, in one launch.
+
+    ``offsets`` [R] int32, ``state_indices`` [R] (0: none), ``raw_qkv`` [tokens, width],
+    ``conv_state`` [blocks, width, >= state_len], ``cu_seqlens`` [>= R+1], ``recurrent_checkpoint``
+    [rows, ...] and ``recurrent_state`` [blocks, ...] with dense rows and a free block stride,
+    ``recurrent_rows`` [R], ``token_indices`` [positions], ``initial_windows`` [R, width,
+    state_len]: the exporter has checked them. A row that points outside any of them is skipped
+    whole; one shorter than the window is completed from ``initial_windows``, keeps only its state
+    with ``skip_short_windows``, else is skipped. RuntimeError on CPU tensors without Triton's
+    interpreter; ValueError beyond the limits of a grid.
+    """
+    plan_store(
+        offsets=offsets,
+        state_indices=state_indices,
+        raw_qkv=raw_qkv,
+        conv_state=conv_state,
+        cu_seqlens=cu_seqlens,
+        state_len=state_len,
+        recurrent_checkpoint=recurrent_checkpoint,
+        recurrent_state=recurrent_state,
+        recurrent_rows=recurrent_rows,
+        token_indices=token_indices,
+        initial_windows=initial_windows,
+        skip_short_windows=skip_short_windows,
+    ).run()
