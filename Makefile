@@ -1,0 +1,46 @@
+# `make figures` and `make test` need Python >= 3.11 and make; the rest is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python -m
+READY := $(VENV)/.ready
+
+.PHONY: help figures test lab lint compat clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make figures  draw every design-review figure into notebooks/figures (SVG and PDF)"
+	@echo "make test     run every test"
+	@echo "make lab      open the notebooks in JupyterLab"
+	@echo "make lint     check style and types"
+	@echo "make compat   run the kernel's interpreted tests under triton 3.6, 3.7.1 and 3.9"
+	@echo "make clean    remove what these commands made, .venv included"
+
+# Made once, and made anew when the requirements change; a broken install leaves no READY.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python %d.%d is too old; expected 3.11 or newer. Try: make PYTHON=python3.11 $(MAKECMDGOALS)" % sys.version_info[:2])'
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[notebooks,models,cluster,dev]'
+	@touch $@
+
+figures: $(READY)
+	@$(RUN) mambackpt figures
+
+test: $(READY)
+	$(RUN) pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+lab: $(READY)
+	$(RUN) jupyter lab notebooks
+
+lint: $(READY)
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+
+compat: $(READY)
+	$(VENV)/bin/python tests/kernels/compat.py
+
+clean:
+	rm -rf $(VENV) .compat build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

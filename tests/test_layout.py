@@ -1,0 +1,229 @@
+"""The house rules: where a file lives, what may import what, and what one import costs."""
+
+import ast
+import importlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import mambackpt
+
+HEAVY = ("torch", "triton", "matplotlib", "ipywidgets", "IPython", "distributed", "transformers")
+
+# module (or package): what of this kit it may import; arrows point to what is imported
+MAY_IMPORT = {
+    "__init__": {"*"},
+    "__main__": {"errors", "geometry", "planner"},
+    "errors": set(),
+    "geometry": {"errors"},
+    "planner": {"errors", "geometry"},
+    "metadata": {"errors", "geometry", "planner"},
+    "exporter": {"errors", "geometry", "planner", "metadata", "kernels"},
+    "models": {"errors", "geometry"},
+    "engine": {"errors", "geometry", "planner"},
+    "traces": {"errors", "geometry"},
+    "rules": {"errors", "geometry", "planner", "traces"},
+    "replay": {"errors", "geometry", "models", "rules", "traces"},
+    "aot": {"errors", "kernels"},
+    "bench": {"errors", "geometry", "planner", "exporter", "metadata", "kernels", "aot", "replay"}
+    | {"traces", "rules", "models"},
+    "draw": {"errors", "geometry", "planner", "engine", "replay"},
+    "show": {"errors"},
+    "animate": {"errors", "geometry", "planner", "engine", "draw", "show"},
+    "figures": {"errors", "geometry", "planner", "engine", "models", "replay", "rules", "traces"}
+    | {"draw", "animate", "show", "bench", "aot"},
+    "explore": {"errors", "geometry", "planner", "engine", "models", "replay", "rules", "traces"}
+    | {"draw", "animate", "show", "figures"},
+    "kernels": set(),
+}
+
+
+def tracked(root: Path) -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-s"], cwd=root, capture_output=True, text=True, check=False
+    )
+    if listed.returncode or not listed.stdout:
+        pytest.skip("needs a git checkout")
+    return listed.stdout.splitlines()
+
+
+def modules(root: Path) -> dict[Path, str]:
+    """Every module of the kit with its row in the table."""
+    found = {p: p.stem for p in (root / "mambackpt").glob("*.py")}
+    found |= dict.fromkeys((root / "mambackpt/engine").glob("*.py"), "engine")
+    return found | dict.fromkeys((root / "kernels").glob("*.py"), "kernels")
+
+
+def test_the_kernels_folder_is_linked_and_is_no_package(root: Path) -> None:
+    """The import name `kernels` belongs to another well-known package."""
+    assert not (root / "kernels/__init__.py").exists()
+    assert (root / "mambackpt/kernels").is_symlink()
+    assert (root / "mambackpt/kernels").readlink() == Path("../kernels")
+    [entry] = [line for line in tracked(root) if line.endswith("\tmambackpt/kernels")]
+    assert entry.startswith("120000 ")
+
+
+def test_another_package_named_kernels_is_still_found(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/__init__.py").write_text("name = 'the other one'\n")
+    code = "import mambackpt, kernels; print(kernels.name)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "the other one", done.stderr
+
+
+def test_modules_import_only_in_the_drawn_direction(root: Path) -> None:
+    for path, row in modules(root).items():
+        assert row in MAY_IMPORT, f"{path.name}: say in MAY_IMPORT what it may import"
+        allowed = MAY_IMPORT[row] | {row}
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                assert node.level == 0, f"{path.name}:{node.lineno}: write the import in full"
+                names = [node.module]
+                if node.module == "mambackpt":
+                    names = [f"mambackpt.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                top, _, rest = name.partition(".")
+                if top != "mambackpt":
+                    continue
+                home = rest.split(".")[0] or "__init__"
+                assert "*" in allowed or home in allowed, (
+                    f"{path.relative_to(root)}:{node.lineno} imports {name}; {row} may import "
+                    f"{sorted(allowed)}. Move the code, or pass the result in."
+                )
+
+
+def test_importing_the_kit_loads_no_heavy_library() -> None:
+    code = f"import sys, mambackpt; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", ["planner", "models", "engine", "replay", "__main__"])
+def test_the_plain_modules_load_no_heavy_library(module: str) -> None:
+    code = f"import sys, mambackpt.{module}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_public_names_agree_however_they_are_reached(root: Path) -> None:
+    tree = ast.parse((root / "mambackpt/__init__.py").read_text())
+    typed = {
+        alias.name: node.module.removeprefix("mambackpt.")
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+    assert typed == mambackpt._HOME
+    assert sorted(typed) == sorted(mambackpt.__all__)
+    assert set(mambackpt.__all__) <= set(dir(mambackpt))
+    for name, home in mambackpt._HOME.items():
+        assert getattr(mambackpt, name) is getattr(
+            importlib.import_module(f"mambackpt.{home}"), name
+        )
+
+
+def test_no_public_name_is_a_module_s_name(root: Path) -> None:
+    """A name that is both gives the function first and the module later."""
+    homes = {p.stem for p in (root / "mambackpt").glob("*.py")} | {"engine", "kernels"}
+    assert not homes & set(mambackpt.__all__)
+
+
+def test_the_order_in_which_names_are_asked_for_does_not_matter() -> None:
+    names = ["explain", "CacheGeometry", "CheckpointError"]
+    for order in itertools.permutations(names):
+        code = f"import mambackpt; print([getattr(mambackpt, n).__module__ for n in {order!r}])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout.strip() == str([f"mambackpt.{mambackpt._HOME[n]}" for n in order])
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'explian'"):
+        _ = mambackpt.explian  # type: ignore[attr-defined]
+
+
+# ---- the three files that say what to install --------------------------------------------------
+
+
+def requirement_name(requirement: str) -> str:
+    return re.split(r"[<>=!~;\[ ]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def declared(root: Path) -> dict[str, list[str]]:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    return {"": project["dependencies"], **project["optional-dependencies"]}
+
+
+def pins(root: Path) -> dict[str, str]:
+    lines = (root / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {requirement_name(name): version for name, version in pairs}
+
+
+def test_every_requirement_is_pinned(root: Path) -> None:
+    pinned = pins(root)
+    for extra, requirements in declared(root).items():
+        for requirement in requirements:
+            assert requirement_name(requirement) in pinned, f"{requirement} of [{extra}]"
+    assert (pinned["torch"], pinned["triton"]) == ("2.13.0", "3.7.1")  # the pair that torch pins
+
+
+def test_what_is_installed_satisfies_the_pins_it_was_tested_with(root: Path) -> None:
+    from importlib.metadata import version
+
+    pinned = pins(root)
+    for name in ("numpy", "matplotlib", "ipywidgets", "triton", "hypothesis"):
+        assert version(name) == pinned[name]
+    assert version("torch").split("+")[0] == pinned["torch"]
+
+
+def test_the_conda_file_asks_for_what_the_project_asks_for(root: Path) -> None:
+    text = (root / "environment.yml").read_text()
+    lines = [line.strip().removeprefix("- ") for line in text.splitlines()]
+    wanted = {r for requirements in declared(root).values() for r in requirements}
+    named = [line for line in lines if ">=" in line and not line.startswith(("python", "#"))]
+    assert set(named) <= wanted
+    assert {requirement_name(r) for r in named} == {
+        *("ipywidgets", "jupyterlab", "matplotlib", "numpy", "torch", "triton")
+    }
+    extras = ",".join(e for e in declared(root) if e)
+    assert f"--editable .[{extras}]" in lines
+    assert "--constraint constraints.txt" in lines
+    python = tomllib.loads((root / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert f"python{python}" in lines
+
+
+def test_the_makefile_installs_the_same_extras(root: Path) -> None:
+    extras = ",".join(e for e in declared(root) if e)
+    assert f"'.[{extras}]'" in (root / "Makefile").read_text()
+
+
+# ---- what must not be in the tree --------------------------------------------------------------
+
+
+def test_no_file_names_a_path_of_one_machine(root: Path) -> None:
+    pattern = re.compile(r"(?<![\w.])/(work|farm|root|tmp)/[a-z]")
+    for line in tracked(root):
+        path = root / line.split("\t")[1]
+        if path.is_file() and path.suffix in {".py", ".md", ".toml", ".yml", ".ipynb", ".json"}:
+            found = pattern.search(path.read_text())
+            assert not found or path.name == "test_layout.py", f"{path}: {found}"
+
+
+def test_no_build_output_is_tracked(root: Path) -> None:
+    for line in tracked(root):
+        parts = Path(line.split("\t")[1]).parts
+        assert not {".venv", "__pycache__", ".ipynb_checkpoints", "build"} & set(parts)
