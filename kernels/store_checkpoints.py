@@ -9,14 +9,17 @@ convolution window. Why the grid and the tiles are what they are is derived in R
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .torch_copies import CopyInputs
+
 ACCESS_BYTES = 16  # the widest load or store of one lane
+LANES = 128  # of one program: four warps of 32
 MIN_TILE_BYTES = 4_096  # 256 lanes of 16 bytes: four wavefronts of 64, or two rounds of four warps
 MAX_TILE_BYTES = 16_384  # 32 registers of 4 bytes in each of 128 lanes
 ENOUGH_PROGRAMS = 128  # about one for each multiprocessor, even when only one row is exported
@@ -62,7 +65,7 @@ def checkpoint_of_row(
     HAS_STATE: tl.constexpr,
     SKIP_SHORT_WINDOWS: tl.constexpr,
 ):
-    """One request row's checkpoint: does it exist, its offset, block, query start and source row.
+    """One request row's checkpoint: is there one, with a window; offset, block, start, source row.
 
     It exists when there is something to store and every byte of it lies inside its buffer, the
     window's inputs inside the row's own query: a checkpoint is written whole or not at all.
@@ -79,17 +82,17 @@ def checkpoint_of_row(
         if recurrent_rows is not None:
             source = tl.load(recurrent_rows + row).to(tl.int64)
         exists = exists & (source >= 0) & (source < recurrent_count)
-    if not SKIP_SHORT_WINDOWS:
-        if initial_windows is None:
-            exists = exists & (offset >= STATE_LEN)
+    if initial_windows is None and not SKIP_SHORT_WINDOWS:
+        exists = exists & (offset >= STATE_LEN)
     if token_indices is not None:
         for back in tl.static_range(1, STATE_LEN + 1):
-            read = exists & (offset >= back)
-            if SKIP_SHORT_WINDOWS:
-                read = read & (offset >= STATE_LEN)
+            read = exists & (offset >= (STATE_LEN if SKIP_SHORT_WINDOWS else back))
             token = tl.load(token_indices + query_start + offset - back, mask=read, other=0)
             exists = exists & (token >= 0) & (token < tokens)
-    return exists, offset, block, query_start, source
+    has_window = exists
+    if SKIP_SHORT_WINDOWS:
+        has_window = has_window & (offset >= STATE_LEN)
+    return exists, has_window, offset, block, query_start, source
 
 
 @triton.jit(do_not_specialize=RUN_TIME)
@@ -129,6 +132,7 @@ def store_cache_checkpoints_kernel(
     STATE_TILE: tl.constexpr,
     STATE_TILES: tl.constexpr,
     WINDOW_TILE: tl.constexpr,
+    WINDOW_LANES: tl.constexpr,
     SKIP_SHORT_WINDOWS: tl.constexpr,
 ):
     """Copy one tile of one request row's checkpoint; programs (tile, row).
@@ -139,7 +143,7 @@ def store_cache_checkpoints_kernel(
     """
     tile = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    exists, offset, block, query_start, source = checkpoint_of_row(
+    exists, has_window, offset, block, query_start, source = checkpoint_of_row(
         row,
         offsets,
         state_indices,
@@ -155,46 +159,44 @@ def store_cache_checkpoints_kernel(
         STATE_TILES > 0,
         SKIP_SHORT_WINDOWS,
     )
-    if exists:
-        if STATE_TILES > 0:
-            if tile < STATE_TILES:
-                element = tile.to(tl.int64) * STATE_TILE + tl.arange(0, STATE_TILE)
-                inside = None if ROW_ELEMENTS % STATE_TILE == 0 else element < ROW_ELEMENTS
-                source_start = element_offset(source, source_stride, SOURCE_UNIT)
-                state_start = element_offset(block, state_block_stride, STATE_UNIT)
-                state = tl.load(recurrent_checkpoint + source_start + element, mask=inside)
-                tl.store(
-                    recurrent_state + state_start + element,
-                    state.to(recurrent_state.dtype.element_ty),
-                    mask=inside,
-                )
-        if WIDTH * STATE_LEN > 0:
-            if (tile >= STATE_TILES) & ((offset >= STATE_LEN) | (not SKIP_SHORT_WINDOWS)):
-                column = (tile - STATE_TILES) % STATE_LEN
-                first = ((tile - STATE_TILES) // STATE_LEN).to(tl.int64) * WINDOW_TILE
-                channel = first + tl.arange(0, WINDOW_TILE)
-                within = None if WIDTH % WINDOW_TILE == 0 else channel < WIDTH
-                window_start = element_offset(block, conv_block_stride, CONV_UNIT)
-                slot = window_start + column * CONV_TOKEN_STRIDE + channel * CONV_CHANNEL_STRIDE
-                back = STATE_LEN - column
-                if offset >= back:
-                    token = query_start + offset - back
-                    if token_indices is not None:
-                        token = tl.load(token_indices + token).to(tl.int64)
-                    token_start = element_offset(token, raw_token_stride, RAW_UNIT)
-                    step = channel if CHANNELS_ADJACENT else channel * raw_channel_stride
-                    inputs = tl.load(raw_qkv + token_start + step, mask=within)
-                    tl.store(conv_state + slot, inputs.to(conv_state.dtype.element_ty), mask=within)
-                elif initial_windows is not None:
-                    # The window before this query ends at token 0: older inputs come from there.
-                    before = element_offset(row, initial_row_stride, 1)
-                    before += (offset + column) * initial_token_stride
-                    earlier = tl.load(
-                        initial_windows + before + channel * initial_channel_stride, mask=within
-                    )
-                    tl.store(
-                        conv_state + slot, earlier.to(conv_state.dtype.element_ty), mask=within
-                    )
+    if STATE_TILES > 0:  # noqa: SIM102 - a compile-time condition stands alone
+        if exists & (tile < STATE_TILES):
+            element = tile.to(tl.int64) * STATE_TILE + tl.arange(0, STATE_TILE)
+            inside = None if ROW_ELEMENTS % STATE_TILE == 0 else element < ROW_ELEMENTS
+            source_start = element_offset(source, source_stride, SOURCE_UNIT)
+            state_start = element_offset(block, state_block_stride, STATE_UNIT)
+            state = tl.load(recurrent_checkpoint + source_start + element, mask=inside)
+            state = state.to(recurrent_state.dtype.element_ty)
+            tl.store(recurrent_state + state_start + element, state, mask=inside)
+    if WIDTH * STATE_LEN > 0:  # noqa: SIM102
+        if has_window & (tile >= STATE_TILES):
+            column = (tile - STATE_TILES) % STATE_LEN
+            first = ((tile - STATE_TILES) // STATE_LEN).to(tl.int64) * WINDOW_TILE
+            # Two axes, so that the addresses of one lane's channels differ by constants.
+            rounds = tl.arange(0, WINDOW_TILE // WINDOW_LANES)[:, None] * WINDOW_LANES
+            lanes = tl.arange(0, WINDOW_LANES)[None, :]
+            channel = first + rounds + lanes
+            channels = tl.minimum(WIDTH - first, WINDOW_TILE).to(tl.int32)
+            within = None if WIDTH % WINDOW_TILE == 0 else rounds + lanes < channels
+            window_start = element_offset(block, conv_block_stride, CONV_UNIT)
+            slot = window_start + column * CONV_TOKEN_STRIDE + channel * CONV_CHANNEL_STRIDE
+            token = query_start + offset - STATE_LEN + column
+            if token >= query_start:
+                if token_indices is not None:
+                    token = tl.load(token_indices + token).to(tl.int64)
+                token_start = element_offset(token, raw_token_stride, RAW_UNIT)
+                step = channel if CHANNELS_ADJACENT else channel * raw_channel_stride
+                inputs = tl.load(raw_qkv + token_start + step, mask=within)
+                inputs = inputs.to(conv_state.dtype.element_ty)
+                tl.store(conv_state + slot, inputs, mask=within)
+            elif initial_windows is not None:
+                # The window before this query ends where it starts: older inputs come from there.
+                earlier_start = element_offset(row, initial_row_stride, 1)
+                earlier_start += (offset + column) * initial_token_stride
+                step = channel * initial_channel_stride
+                earlier = tl.load(initial_windows + earlier_start + step, mask=within)
+                earlier = earlier.to(conv_state.dtype.element_ty)
+                tl.store(conv_state + slot, earlier, mask=within)
 
 
 def runs_interpreted() -> bool:
@@ -242,60 +244,56 @@ class Launch:
 
 
 def _unit(tensor: Tensor, stride: int) -> int:
-    """Elements that ``stride`` is counted in: one 16-byte access where it divides, else one."""
+    """Elements that ``stride`` is counted in: those of one 16-byte access if it divides, else 1."""
     per_access = max(1, ACCESS_BYTES // tensor.element_size())
     return per_access if stride % per_access == 0 else 1
 
 
-def _tile(elements: int, element_size: int) -> int:
+def _state_tile(elements: int, element_size: int) -> int:
     """Elements of one program's tile: 16 KiB, less where a row would make too few programs."""
-    least, most = MIN_TILE_BYTES // element_size, MAX_TILE_BYTES // element_size
-    if elements < least:
-        return triton.next_power_of_2(max(elements, 1))
-    tile = most
+    least, tile = MIN_TILE_BYTES // element_size, MAX_TILE_BYTES // element_size
     while tile > least and triton.cdiv(elements, tile) < ENOUGH_PROGRAMS:
         tile //= 2
-    return tile
+    return min(tile, _power_of_two(elements))
 
 
-def shared_arguments(
-    *,
-    offsets: Tensor,
-    state_indices: Tensor,
-    raw_qkv: Tensor,
-    conv_state: Tensor,
-    cu_seqlens: Tensor,
-    state_len: int,
-    recurrent_checkpoint: Tensor | None,
-    recurrent_state: Tensor | None,
-    recurrent_rows: Tensor | None,
-    token_indices: Tensor | None,
-    initial_windows: Tensor | None,
-    skip_short_windows: bool,
-) -> dict[str, Any]:
+def _window_tile(width: int, element_size: int) -> int:
+    """Channels of one program's tile: 8 KiB if that divides the width evenly, else 4 KiB."""
+    least = MIN_TILE_BYTES // element_size
+    return min(max(least, math.gcd(width, 2 * least)), _power_of_two(width))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(least - 1, 0).bit_length()
+
+
+def shared_arguments(**inputs: Unpack[CopyInputs]) -> dict[str, Any]:
     """Return the arguments that both kernels take: buffers, counts, strides in elements."""
+    raw_qkv, conv_state = inputs["raw_qkv"], inputs["conv_state"]
+    checkpoint, pool = inputs.get("recurrent_checkpoint"), inputs.get("recurrent_state")
+    rows, token_indices = inputs.get("recurrent_rows"), inputs.get("token_indices")
+    initial = inputs.get("initial_windows")
     blocks = conv_state.shape[0]
     row_elements = recurrent_count = source_stride = state_block_stride = 0
-    if recurrent_checkpoint is not None and recurrent_state is not None:
-        blocks = min(blocks, recurrent_state.shape[0])
-        row_elements = math.prod(recurrent_state.shape[1:])
-        recurrent_count = recurrent_checkpoint.shape[0]
-        source_stride = recurrent_checkpoint.stride(0)
-        state_block_stride = recurrent_state.stride(0)
-    initial_strides = (0, 0, 0) if initial_windows is None else initial_windows.stride()
+    if checkpoint is not None and pool is not None:
+        blocks = min(blocks, pool.shape[0])
+        row_elements = math.prod(pool.shape[1:])
+        recurrent_count = checkpoint.shape[0]
+        source_stride, state_block_stride = checkpoint.stride(0), pool.stride(0)
+    initial_strides = (0, 0, 0) if initial is None else initial.stride()
     return {
-        "offsets": offsets.contiguous(),
-        "state_indices": state_indices.contiguous(),
+        "offsets": inputs["offsets"].contiguous(),
+        "state_indices": inputs["state_indices"].contiguous(),
         "raw_qkv": raw_qkv,
         "conv_state": conv_state,
-        "cu_seqlens": cu_seqlens.contiguous(),
-        "recurrent_checkpoint": recurrent_checkpoint,
-        "recurrent_state": recurrent_state,
-        "recurrent_rows": None if recurrent_rows is None else recurrent_rows.contiguous(),
+        "cu_seqlens": inputs["cu_seqlens"].contiguous(),
+        "recurrent_checkpoint": checkpoint,
+        "recurrent_state": pool,
+        "recurrent_rows": None if rows is None else rows.contiguous(),
         "token_indices": None if token_indices is None else token_indices.contiguous(),
-        "initial_windows": initial_windows,
-        "positions": raw_qkv.shape[0] if token_indices is None else token_indices.shape[0],
-        "tokens": raw_qkv.shape[0],
+        "initial_windows": initial,
+        "positions": len(raw_qkv if token_indices is None else token_indices),
+        "tokens": len(raw_qkv),
         "blocks": blocks,
         "recurrent_count": recurrent_count,
         "raw_token_stride": raw_qkv.stride(0),
@@ -307,120 +305,54 @@ def shared_arguments(
         "initial_channel_stride": initial_strides[1],
         "initial_token_stride": initial_strides[2],
         "WIDTH": conv_state.shape[1],
-        "STATE_LEN": state_len,
+        "STATE_LEN": inputs["state_len"],
         "ROW_ELEMENTS": row_elements,
         "CONV_CHANNEL_STRIDE": conv_state.stride(1),
         "CONV_TOKEN_STRIDE": conv_state.stride(2),
-        "SKIP_SHORT_WINDOWS": skip_short_windows,
+        "SKIP_SHORT_WINDOWS": inputs.get("skip_short_windows", False),
     }
 
 
-def plan_store(
-    *,
-    offsets: Tensor,
-    state_indices: Tensor,
-    raw_qkv: Tensor,
-    conv_state: Tensor,
-    cu_seqlens: Tensor,
-    state_len: int,
-    recurrent_checkpoint: Tensor | None = None,
-    recurrent_state: Tensor | None = None,
-    recurrent_rows: Tensor | None = None,
-    token_indices: Tensor | None = None,
-    initial_windows: Tensor | None = None,
-    skip_short_windows: bool = False,
-) -> Launch:
+def plan_store(**inputs: Unpack[CopyInputs]) -> Launch:
     """Return the launch that `store_cache_checkpoints` runs, without running it."""
-    arguments = shared_arguments(
-        offsets=offsets,
-        state_indices=state_indices,
-        raw_qkv=raw_qkv,
-        conv_state=conv_state,
-        cu_seqlens=cu_seqlens,
-        state_len=state_len,
-        recurrent_checkpoint=recurrent_checkpoint,
-        recurrent_state=recurrent_state,
-        recurrent_rows=recurrent_rows,
-        token_indices=token_indices,
-        initial_windows=initial_windows,
-        skip_short_windows=skip_short_windows,
-    )
-    state_tiles, state_tile, source_unit, state_unit = 0, 1, 1, 1
-    row_elements = arguments["ROW_ELEMENTS"]
-    if recurrent_checkpoint is not None and recurrent_state is not None and row_elements:
-        wider = max(recurrent_checkpoint.element_size(), recurrent_state.element_size())
-        state_tile = _tile(row_elements, wider)
-        state_tiles = triton.cdiv(row_elements, state_tile)
-        source_unit = _unit(recurrent_checkpoint, arguments["source_stride"])
-        state_unit = _unit(recurrent_state, arguments["state_block_stride"])
-    width = arguments["WIDTH"]
+    arguments = shared_arguments(**inputs)
+    raw_qkv, conv_state = inputs["raw_qkv"], inputs["conv_state"]
+    checkpoint, pool = inputs.get("recurrent_checkpoint"), inputs.get("recurrent_state")
+    units = {"raw_token_stride": 1, "conv_block_stride": _unit(conv_state, conv_state.stride(0))}
+    channels_adjacent = raw_qkv.stride(1) == 1
+    if channels_adjacent:
+        units["raw_token_stride"] = _unit(raw_qkv, raw_qkv.stride(0))
+    state_tile, state_tiles = 1, 0
+    if checkpoint is not None and pool is not None and arguments["ROW_ELEMENTS"]:
+        wider = max(checkpoint.element_size(), pool.element_size())
+        state_tile = _state_tile(arguments["ROW_ELEMENTS"], wider)
+        state_tiles = triton.cdiv(arguments["ROW_ELEMENTS"], state_tile)
+        units["source_stride"] = _unit(checkpoint, checkpoint.stride(0))
+        units["state_block_stride"] = _unit(pool, pool.stride(0))
+    for name, unit in units.items():
+        arguments[name] //= unit
+    width, state_len = arguments["WIDTH"], arguments["STATE_LEN"]
     window_tile = _window_tile(width, conv_state.element_size())
-    adjacent = raw_qkv.stride(1) == 1
-    raw_unit = _unit(raw_qkv, raw_qkv.stride(0)) if adjacent else 1
-    conv_unit = _unit(conv_state, conv_state.stride(0))
     arguments |= {
-        "raw_token_stride": arguments["raw_token_stride"] // raw_unit,
-        "conv_block_stride": arguments["conv_block_stride"] // conv_unit,
-        "source_stride": arguments["source_stride"] // source_unit,
-        "state_block_stride": arguments["state_block_stride"] // state_unit,
-        "CHANNELS_ADJACENT": adjacent,
-        "RAW_UNIT": raw_unit,
-        "CONV_UNIT": conv_unit,
-        "SOURCE_UNIT": source_unit,
-        "STATE_UNIT": state_unit,
+        "CHANNELS_ADJACENT": channels_adjacent,
+        "RAW_UNIT": units["raw_token_stride"],
+        "CONV_UNIT": units["conv_block_stride"],
+        "SOURCE_UNIT": units.get("source_stride", 1),
+        "STATE_UNIT": units.get("state_block_stride", 1),
         "STATE_TILE": state_tile,
         "STATE_TILES": state_tiles,
         "WINDOW_TILE": window_tile,
+        "WINDOW_LANES": min(window_tile, LANES),
     }
     tiles = state_tiles + state_len * triton.cdiv(width, window_tile)
-    return Launch(store_cache_checkpoints_kernel, (tiles, offsets.shape[0]), arguments)
+    return Launch(store_cache_checkpoints_kernel, (tiles, len(inputs["offsets"])), arguments)
 
 
-def _window_tile(width: int, element_size: int) -> int:
-    """Channels of one program's tile: the most, up to 8 KiB, that divide the width evenly."""
-    least = MIN_TILE_BYTES // element_size
-    if width < least:
-        return triton.next_power_of_2(max(width, 1))
-    return max(least, math.gcd(width, 2 * least))
-
-
-def store_cache_checkpoints(
-    *,
-    offsets: Tensor,
-    state_indices: Tensor,
-    raw_qkv: Tensor,
-    conv_state: Tensor,
-    cu_seqlens: Tensor,
-    state_len: int,
-    recurrent_checkpoint: Tensor | None = None,
-    recurrent_state: Tensor | None = None,
-    recurrent_rows: Tensor | None = None,
-    token_indices: Tensor | None = None,
-    initial_windows: Tensor | None = None,
-    skip_short_windows: bool = False,
-) -> None:
+def store_cache_checkpoints(**inputs: Unpack[CopyInputs]) -> None:
     """Store every row's convolution window and recurrent state into its block, in one launch.
 
-    ``offsets`` [R] int32, ``state_indices`` [R] (0: none), ``raw_qkv`` [tokens, width],
-    ``conv_state`` [blocks, width, >= state_len], ``cu_seqlens`` [>= R+1], ``recurrent_checkpoint``
-    [rows, ...] and ``recurrent_state`` [blocks, ...] with dense rows and a free block stride,
-    ``recurrent_rows`` [R], ``token_indices`` [positions], ``initial_windows`` [R, width,
-    state_len]: the exporter has checked them. A row that points outside any of them is skipped
-    whole; one shorter than the window is completed from ``initial_windows``, keeps only its state
-    with ``skip_short_windows``, else is skipped. RuntimeError on CPU tensors without Triton's
-    interpreter; ValueError beyond the limits of a grid.
+    Takes the keywords of `torch_copies.CopyInputs`, which the exporter has checked, and does what
+    `torch_copies.store_loop` does, without reading a number back from the device. RuntimeError on
+    CPU tensors without Triton's interpreter; ValueError beyond the limits of a grid.
     """
-    plan_store(
-        offsets=offsets,
-        state_indices=state_indices,
-        raw_qkv=raw_qkv,
-        conv_state=conv_state,
-        cu_seqlens=cu_seqlens,
-        state_len=state_len,
-        recurrent_checkpoint=recurrent_checkpoint,
-        recurrent_state=recurrent_state,
-        recurrent_rows=recurrent_rows,
-        token_indices=token_indices,
-        initial_windows=initial_windows,
-        skip_short_windows=skip_short_windows,
-    ).run()
+    plan_store(**inputs).run()
