@@ -1,0 +1,580 @@
+"""Drawings: what happens to a sequence, its blocks and their keys, on an Axes of yours.
+
+A `Lane` says what is to be seen, as plain data; `Lanes` draws any number of them with a handful of
+artists that a redraw reuses. Everything is measured in em (the font's size), so that a figure for a
+review and one for a slide differ in one number. L, q, M, H as in the planner; c a column.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import as_file, files
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import matplotlib as mpl
+import matplotlib.style
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.textpath import TextToPath
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from mambackpt.errors import CheckpointValueError
+from mambackpt.geometry import CacheGeometry
+from mambackpt.planner import Reason, explain
+
+STATE, CHECKPOINT, ERROR, HIT, GREY = "#5790fc", "#f89c20", "#e42536", "#964a8b", "#9c9ca1"
+INK, FAINT_INK, PALE, CHUNKS = "#33333b", "#66666e", "#ececef", ("#b4b4bc", "#cdcdd3")
+
+MEDIA: dict[str, dict[str, object]] = {
+    "review": {},
+    "slide": {
+        "figure.figsize": (10, 5),
+        "font.size": 14,
+        "axes.linewidth": 1.2,
+        "lines.linewidth": 2.4,
+        "lines.markersize": 9,
+    },
+}
+
+Role: TypeAlias = Literal["null", "previous", "running", "checkpoint", "speculative"]
+Kind: TypeAlias = Literal["state", "checkpoint", "declined", "hit", "error"]
+_Colour: TypeAlias = str | tuple[float, float, float]
+_Dash: TypeAlias = Literal["-", ":"]
+
+# Each kind of mark has a shape of its own; hollow means that nothing was stored there.
+_MARKERS: dict[str, tuple[str, str, bool]] = {
+    "state": ("o", STATE, True),
+    "checkpoint": ("D", CHECKPOINT, True),
+    "declined": ("D", GREY, False),
+    "hit": (">", HIT, True),
+    "error": ("X", ERROR, True),
+}
+_EDGES = {
+    "null": "#c4c4ca",
+    "previous": STATE,
+    "running": STATE,
+    "checkpoint": CHECKPOINT,
+    "speculative": GREY,
+}
+
+
+@contextmanager
+def style(medium: str = "review") -> Iterator[None]:
+    """Apply the kit's style sheet, at the size of a medium, for the length of a ``with`` block.
+
+    >>> before = mpl.rcParams["font.size"]
+    >>> with style("slide"):
+    ...     print(mpl.rcParams["font.size"])
+    14.0
+    >>> mpl.rcParams["font.size"] == before
+    True
+
+    ``medium`` is "review" (7.2 in wide at 9 pt) or "slide" (10 in at 14 pt). The user's global
+    settings are restored on the way out. Raises CheckpointValueError for another medium.
+    """
+    if medium not in MEDIA:
+        raise CheckpointValueError(
+            f"medium is {medium!r}; expected one of {', '.join(MEDIA)}. Try 'review'."
+        )
+    with (
+        as_file(files("mambackpt") / "mambackpt.mplstyle") as sheet,
+        matplotlib.style.context([sheet, MEDIA[medium]], after_reset=True),
+    ):
+        yield
+
+
+@lru_cache(maxsize=4096)
+def text_width(text: str, weight: str = "normal") -> float:
+    """Return the width of one line of text in em, in the kit's font.
+
+    >>> 2.5 < text_width("token") < 3.5
+    True
+    """
+    font = FontProperties(family="DejaVu Sans", size=100, weight=weight)
+    return float(TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]) / 100
+
+
+def wrap(text: str, width: float, weight: str = "normal") -> str:
+    """Break text into lines that are at most ``width`` em wide; a longer word stays whole.
+
+    >>> print(wrap("the column before the running state's", 12))
+    the column before the
+    running state's
+    """
+    lines = []
+    for paragraph in text.split("\n"):
+        line = ""
+        for word in paragraph.split(" "):
+            longer = f"{line} {word}" if line else word
+            if line and text_width(longer, weight) > width:
+                lines.append(line)
+                longer = word
+            line = longer
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _balanced(text: str, width: float) -> str:
+    """Wrap a bold text so that its lines are about equally long."""
+    head = wrap(text, width, "bold")
+    for narrower in np.arange(width, width / 2, -0.5):
+        narrow = wrap(text, float(narrower), "bold")
+        if narrow.count("\n") > head.count("\n"):
+            break
+        head = narrow
+    return head
+
+
+def sheet(
+    finding: str, heights: Sequence[float], *, left: float = 1.0, right: float = 1.0, gap: float = 3
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure that is headed by its finding, with one Axes per height below each other.
+
+    >>> with style():
+    ...     figure, [ax] = sheet("One forward is enough.", [10])
+    >>> figure.get_suptitle()
+    'One forward is enough.'
+
+    ``heights``, the margins ``left`` and ``right`` and the ``gap`` below each Axes (where its ticks
+    and label go) are in em. The width is the medium's, so call it inside `style`. The finding is
+    wrapped, not shrunk. The figure is not registered with pyplot: there is nothing to close.
+    """
+    em = float(mpl.rcParams["font.size"])
+    width = float(mpl.rcParams["figure.figsize"][0]) * 72 / em
+    size = 1.1  # of the finding, in em
+    head = _balanced(finding, (width - 1.6) / size)
+    top = 1.3 * size * (head.count("\n") + 1) + 1.5
+    height = top + sum(heights) + gap * len(heights)
+    figure = Figure(figsize=(width * em / 72, height * em / 72))
+    FigureCanvasAgg(figure)
+    figure.suptitle(
+        head, x=0.8 / width, y=1 - 0.6 / height, ha="left", va="top", fontsize=size * em,
+        fontweight="bold",
+    )  # fmt: skip
+    axes = []
+    for rows in heights:
+        top += rows
+        box = (left / width, 1 - top / height, 1 - (left + right) / width, rows / height)
+        axes.append(figure.add_axes(box))
+        top += gap
+    return figure, axes
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One place of a block-table row: what it is for, what it holds, and what its key promises.
+
+    ``held`` is the position whose state the block contains (None: nothing yet), ``key`` the
+    position that a lookup finds it under, ``block`` its number in the pool. A column whose key and
+    content differ is drawn as an error.
+    """
+
+    role: Role = "null"
+    held: int | None = None
+    key: int | None = None
+    block: int | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the key promises another state than the block holds."""
+        return self.key is not None and self.held is not None and self.key != self.held
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A position worth pointing at; with a ``column``, a line leads from it to that column."""
+
+    position: int
+    kind: Kind
+    column: int | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One request as it is to be drawn; positions and sizes in tokens.
+
+    Tokens up to ``start`` were computed before; each of ``ends`` closes a prefill chunk. The row
+    has ``columns`` of ``block`` tokens. ``caption`` stands below, ``note`` to the right.
+    """
+
+    label: str
+    block: int
+    start: int
+    ends: tuple[int, ...]
+    columns: tuple[Column, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    caption: str = ""
+    note: str = ""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of the request after the last chunk."""
+        return self.ends[-1] if self.ends else self.start
+
+    @property
+    def width(self) -> int:
+        """Tokens from the lane's left edge to the end of its last column."""
+        return max(self.seq_len, len(self.columns) * self.block)
+
+
+def planned_lane(
+    seq_len: int,
+    query_len: int,
+    geometry: CacheGeometry,
+    *,
+    label: str = "",
+    rule: str = "current",
+    sentence: bool = False,
+) -> Lane:
+    """Return the lane of one query as the planner decides it.
+
+    >>> lane = planned_lane(8000, 8000, CacheGeometry(1536, 1536, 16, 1536))
+    >>> lane.caption
+    'column 4: checkpoint, key 7,680    column 5: running'
+    >>> [column.role for column in lane.columns][-2:]
+    ['checkpoint', 'running']
+
+    A declined query says which condition it fails; with ``sentence``, so does an accepted one.
+    Sizes in tokens; raises as `explain` does.
+    """
+    [decision] = explain([seq_len], [query_len], geometry, rule=rule)
+    M, start = geometry.M, seq_len - query_len
+    columns = [Column()] * -(-seq_len // M)
+    if start:
+        columns[(start - 1) // M] = Column("previous", held=start)
+    if columns:
+        columns[-1] = Column("running", held=seq_len)
+    accepted = decision.reason is Reason.ACCEPTED
+    if accepted:
+        columns[decision.column] = Column("checkpoint", decision.position, decision.position)
+    mark = Mark(
+        decision.position,
+        "checkpoint" if accepted else "declined",
+        decision.column if accepted else None,
+    )
+    return Lane(
+        label,
+        M,
+        start,
+        (seq_len,),
+        tuple(columns),
+        (mark,),
+        caption=decision.sentence if sentence or not accepted else describe_columns(columns),
+    )
+
+
+def scheduled_lane(
+    ends: Sequence[int],
+    geometry: CacheGeometry,
+    *,
+    start: int = 0,
+    internal_checkpoints: bool = False,
+    label: str = "",
+) -> Lane:
+    """Return the lane of one prefill in chunks: where each ends, and which states remain.
+
+    >>> geometry = CacheGeometry(1536, 1536, 16, 1536)
+    >>> scheduled_lane([7680, 8000], geometry).note
+    '2 forwards\\n7,680 + 320'
+    >>> scheduled_lane([8000], geometry, internal_checkpoints=True).caption
+    'column 4: checkpoint, key 7,680    column 5: running'
+
+    A state remains where a chunk ends on the hash grid, and, with ``internal_checkpoints``, where
+    the planner puts one inside the last chunk. A state that lies in the column of a later one is
+    overwritten. Sizes in tokens.
+    """
+    columns = [Column()] * -(-ends[-1] // geometry.M)
+    marks = []
+    for end in ends:
+        key = end if end % geometry.H == 0 and end < ends[-1] else None
+        column = (end - 1) // geometry.M
+        columns[column] = Column("running" if end == ends[-1] else "previous", end, key)
+        if key:
+            marks.append(Mark(end, "state", column))
+    last_start = ends[-2] if len(ends) > 1 else start
+    if internal_checkpoints:
+        [decision] = explain([ends[-1]], [ends[-1] - last_start], geometry)
+        if decision.reason is Reason.ACCEPTED:
+            at = decision.position
+            columns[decision.column] = Column("checkpoint", at, at)
+            marks.append(Mark(at, "checkpoint", decision.column))
+    marks = [mark for mark in marks if columns[mark.column or 0].key == mark.position]
+    sizes = [end - begin for begin, end in zip((start, *ends[:-1]), ends, strict=True)]
+    count = f"{len(ends)} forward{'s' * (len(ends) > 1)}"
+    return Lane(
+        label,
+        geometry.M,
+        start,
+        tuple(ends),
+        tuple(columns),
+        tuple(marks),
+        caption=describe_columns(columns),
+        note=f"{count}\n{' + '.join(f'{size:,}' for size in sizes)}",
+    )
+
+
+def describe_columns(columns: Sequence[Column]) -> str:
+    """Return what the non-null columns are for, in words.
+
+    >>> describe_columns([Column(), Column("checkpoint", 32, 32), Column("running", 40)])
+    'column 1: checkpoint, key 32    column 2: running'
+    """
+    parts = []
+    for number, column in enumerate(columns):
+        if column.role == "null":
+            continue
+        words: str = column.role
+        if column.is_wrong:
+            words += f", key {column.key:,} but holds {column.held:,}"
+        elif column.key is not None:
+            words += f", key {column.key:,}"
+        parts.append(f"column {number}: {words}")
+    return "    ".join(parts)
+
+
+class _Painter:
+    """A pool of artists on one Axes: each repaint reuses what the last one left."""
+
+    def __init__(self, ax: Axes) -> None:
+        self.ax = ax
+        self.em = float(mpl.rcParams["font.size"])
+        line = float(mpl.rcParams["lines.linewidth"])
+        self._boxes = {
+            hatch: PolyCollection([], hatch=hatch, linewidths=0.6 * line, zorder=2, clip_on=False)
+            for hatch in ("", "////", "xxxx")
+        }
+        # Text on a hatch needs a plate below it, in a collection of its own to lie above the hatch.
+        self._boxes["plate"] = PolyCollection([], linewidths=0, zorder=2.5, clip_on=False)
+        self._lines = LineCollection([], linewidths=0.8 * line, zorder=3, clip_on=False)
+        for collection in (*self._boxes.values(), self._lines):
+            ax.add_collection(collection, autolim=False)
+        size = float(mpl.rcParams["lines.markersize"])
+        self._marks: dict[str, Line2D] = {}
+        for kind, (shape, colour, filled) in _MARKERS.items():
+            [self._marks[kind]] = ax.plot(
+                [], [], shape, ms=size, mec=colour, mfc=colour if filled else "white",
+                mew=0.7 * line, zorder=4, clip_on=False,
+            )  # fmt: skip
+        self._texts: list[Text] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self._todo: dict[str, list[tuple[list[tuple[float, float]], _Colour, _Colour, _Dash]]]
+        self._todo = {hatch: [] for hatch in self._boxes}
+        self._segments: list[tuple[list[tuple[float, float]], str]] = []
+        self._points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in self._marks}
+        self._used = 0
+
+    def box(
+        self, x: float, y: float, width: float, height: float, face: _Colour, edge: _Colour,
+        dash: _Dash = "-", hatch: str = "",
+    ) -> None:  # fmt: skip
+        corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
+        self._todo[hatch].append((corners, face, edge, dash))
+
+    def line(self, points: list[tuple[float, float]], colour: str) -> None:
+        self._segments.append((points, colour))
+
+    def mark(self, kind: str, x: float, y: float) -> None:
+        self._points[kind].append((x, y))
+
+    def text(
+        self, x: float, y: float, words: str, ha: str = "center", *, va: str = "center",
+        colour: str = INK, weight: str = "normal",
+    ) -> None:  # fmt: skip
+        if self._used == len(self._texts):
+            self._texts.append(
+                self.ax.text(0, 0, "", fontsize=self.em, parse_math=False, clip_on=False, zorder=5)
+            )
+        text = self._texts[self._used]
+        self._used += 1
+        text.set(x=x, y=y, text=words, ha=ha, va=va, color=colour, weight=weight, visible=True)
+
+    def end(self) -> None:
+        for hatch, boxes in self._boxes.items():
+            todo = self._todo[hatch]
+            boxes.set_verts([corners for corners, _, _, _ in todo])
+            boxes.set_facecolor([face for _, face, _, _ in todo])
+            boxes.set_edgecolor([edge for _, _, edge, _ in todo])
+            boxes.set_linestyle([dash for _, _, _, dash in todo] or "-")
+        self._lines.set_segments([points for points, _ in self._segments])
+        self._lines.set_color([colour for _, colour in self._segments])
+        for kind, points in self._points.items():
+            self._marks[kind].set_data([x for x, _ in points], [y for _, y in points])
+        for unused in self._texts[self._used :]:
+            unused.set_visible(False)
+
+
+def _tint(colour: str, strength: float = 0.3) -> tuple[float, float, float]:
+    red, green, blue = mpl.colors.to_rgb(colour)
+    return tuple(1 - strength * (1 - part) for part in (red, green, blue))  # type: ignore[return-value]
+
+
+class Lanes:
+    """Lanes on an Axes that can be drawn again with other lanes, in a few milliseconds.
+
+    >>> with style():
+    ...     _, [ax] = sheet("Where it lands.", [lanes_height(1)])
+    ...     lanes = Lanes(ax)
+    >>> for tokens in (8000, 9000):
+    ...     ax = lanes.update([planned_lane(tokens, tokens, CacheGeometry(1536, 1536, 16, 1536))])
+
+    From top to bottom, a lane shows positions, the tokens (pale: computed before; grey: chunks),
+    the block-table row below the tokens that its columns stand for, and the caption. ``notes`` is
+    the width in em that stays free on the right for the lanes' notes, ``caption_lines`` the lines
+    that a caption may take. Make it inside `style`; `update` needs no context.
+    """
+
+    def __init__(self, ax: Axes, *, notes: float = 0.0, caption_lines: int = 1) -> None:
+        self.ax = ax
+        self._notes = notes
+        self._caption_lines = caption_lines
+        self._painter = _Painter(ax)
+        ax.spines["left"].set_visible(False)
+        ax.tick_params(axis="y", length=0)
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens:,.0f}"))
+
+    def update(self, lanes: Sequence[Lane], *, width: int | None = None) -> Axes:
+        """Draw these lanes instead of the last ones; ``width`` in tokens fixes the scale."""
+        painter, ax = self._painter, self.ax
+        inches = ax.get_position().width * ax.figure.get_figwidth()  # type: ignore[union-attr]
+        whole = inches * 72 / painter.em
+        tokens = max([1, *(lane.width for lane in lanes)]) if width is None else width
+        self._em = tokens / (whole - self._notes)  # tokens per em
+        ax.set_xlim(0, whole * self._em)
+        rows = lanes_height(1, caption_lines=self._caption_lines)
+        painter.begin()
+        for number, lane in enumerate(lanes):
+            self._draw(lane, rows * number, whole - self._notes)
+        painter.end()
+        ax.set_ylim(rows * max(1, len(lanes)), 0)
+        ax.set_yticks([rows * number + 3.3 for number in range(len(lanes))])
+        ax.set_yticklabels([lane.label for lane in lanes], multialignment="right")
+        ticks = MaxNLocator(7, integer=True).tick_values(0, tokens)
+        ax.set_xticks([tick for tick in ticks if 0 <= tick <= tokens])
+        ax.spines["bottom"].set_bounds(0, tokens)
+        return ax
+
+    def _draw(self, lane: Lane, top: float, room: float) -> None:
+        painter, em = self._painter, self._em
+        begin = 0
+        for number, end in enumerate((lane.start, *lane.ends)):
+            if end == begin:
+                continue
+            computed = end == lane.start
+            face = PALE if computed else CHUNKS[number % 2]
+            painter.box(begin, top + 1.4, end - begin, 1.3, face, "white")
+            # The words stand in the widest stretch without a mark.
+            stops = [begin, *(m.position for m in lane.marks if begin < m.position < end), end]
+            wide, left = max((b - a, a) for a, b in pairwise(sorted(stops)))
+            options = (f"{end - begin:,} tokens", f"{end - begin:,}")
+            for words in ("computed before", *options[1:]) if computed else options:
+                if (text_width(words) + 1.2) * em <= wide:
+                    painter.text(left + wide / 2, top + 2.03, words)
+                    break
+            begin = end
+        self._draw_columns(lane, top + 3.5)
+        self._draw_marks(lane, top)
+        painter.text(0, top + 5.2, wrap(lane.caption, room), "left", va="top")
+        if lane.note:
+            right = (room + 1) * em
+            painter.text(right, top + 3.3, wrap(lane.note, self._notes - 1), "left")
+
+    def _draw_columns(self, lane: Lane, top: float) -> None:
+        painter, M = self._painter, lane.block
+        for number, column in enumerate(lane.columns):
+            look = _look(column)
+            painter.box(number * M, top, M, 1.4, *look)
+            for words in (f"{number} {column.role}", str(number)):
+                width = (text_width(words) + 0.6) * self._em
+                if width <= M:
+                    middle = (number + 0.5) * M
+                    if look[-1]:
+                        painter.box(
+                            middle - width / 2,
+                            top + 0.15,
+                            width,
+                            1.1,
+                            look[0],
+                            "none",
+                            "-",
+                            "plate",
+                        )
+                    faint = column.role == "null"
+                    painter.text(middle, top + 0.67, words, colour=FAINT_INK if faint else INK)
+                    break
+
+    def _draw_marks(self, lane: Lane, top: float) -> None:
+        painter, em, M = self._painter, self._em, lane.block
+        labels = {lane.seq_len: f"{lane.seq_len:,}"}
+        for mark in lane.marks:
+            painter.mark(mark.kind, mark.position, top + 2.05)
+            labels[mark.position] = f"{mark.position:,}" if mark.label is None else mark.label
+            if mark.column is not None:
+                down = [(mark.position, top + 2.05), (mark.position, top + 2.75)]
+                into = ((mark.column + 0.5) * M, top + 3.5)
+                painter.line([*down, into], _MARKERS[mark.kind][1])
+        free = 0.0  # labels run from left to right: before their mark where there is room, or after
+        for position, label in sorted(labels.items()):
+            width = (text_width(label) + 0.5) * em
+            if position < lane.seq_len and position - width > free:
+                painter.text(position - 0.6 * em, top + 0.7, label, "right")
+                free = position + 0.6 * em
+            elif max(free, position) + width <= self.ax.get_xlim()[1]:
+                x = max(free, position + 0.6 * em * (position < lane.seq_len))
+                painter.text(x, top + 0.7, label, "left")
+                free = x + width
+
+
+def _look(column: Column) -> tuple[_Colour, _Colour, _Dash, str]:
+    """Face, edge, dash and hatch of a column: never a colour alone."""
+    if column.is_wrong:
+        return _tint(ERROR), ERROR, "-", "xxxx"
+    dash: _Dash = "-" if column.held is not None or column.role == "null" else ":"
+    if column.role == "checkpoint":
+        return _tint(CHECKPOINT), CHECKPOINT, dash, "////" if column.held is not None else ""
+    face = _tint(STATE, 0.45 if column.role == "running" else 0.2)
+    if column.held is None or column.role in ("null", "speculative"):
+        face = (1.0, 1.0, 1.0)
+    return face, _EDGES[column.role], dash, ""
+
+
+def lanes_height(count: int, *, caption_lines: int = 1) -> float:
+    """Return the height of so many lanes in em."""
+    return count * (6 + 1.25 * caption_lines)
+
+
+def draw_lanes(
+    ax: Axes,
+    lanes: Sequence[Lane],
+    *,
+    notes: float = 0.0,
+    caption_lines: int = 1,
+    width: int | None = None,
+) -> Axes:
+    """Draw lanes, one below the other, and return the Axes.
+
+    >>> geometry = CacheGeometry(1536, 1536, 16, 1536)
+    >>> with style():
+    ...     _, [ax] = sheet("One forward is enough.", [lanes_height(1)], left=6)
+    ...     ax = draw_lanes(ax, [planned_lane(8000, 8000, geometry, label="8,000 tokens")])
+
+    The arguments are those of `Lanes`; keep a `Lanes` instead to draw again and again.
+    """
+    return Lanes(ax, notes=notes, caption_lines=caption_lines).update(lanes, width=width)
+
+
+def left_margin(labels: Iterable[str]) -> float:
+    """Return the left margin in em that lane or bar labels need."""
+    return 1.5 + max(
+        (text_width(line) for label in labels for line in label.split("\n")), default=0
+    )
