@@ -1,0 +1,590 @@
+"""The engine, step by step: schedule, compute, publish, check.
+
+One attention group and G recurrent groups share a pool. `Simulation` runs the steps and streams
+their events; `simulate` collects them in a `Run`.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from mambackpt.engine.blocks import NO_TOKENS, Block, Content, Pool, digests, extend
+from mambackpt.engine.events import (
+    Aborted,
+    Allocated,
+    Copied,
+    Deferred,
+    Event,
+    Finished,
+    Hit,
+    Preempted,
+    Scheduled,
+    Written,
+)
+from mambackpt.engine.groups import (
+    AttentionGroup,
+    Live,
+    Log,
+    RecurrentGroup,
+    checkpoint_column,
+    found,
+    joint_hit,
+    junction,
+    replay_boundaries,
+)
+from mambackpt.engine.lockstep import Counts, Lockstep, Violation, holds
+from mambackpt.engine.recurrence import PRIME, Recurrence, State
+from mambackpt.engine.settings import Request, Settings
+from mambackpt.engine.variants import Query
+from mambackpt.errors import CheckpointValueError
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One column of a row: its block, why it is there, what it really holds and is found under.
+
+    ``held`` counts the tokens whose state the block contains (None: never written), ``keyed`` the
+    positions that its keys promise; ``right`` is False where a key and the content differ.
+    """
+
+    column: int
+    block: int
+    role: str
+    held: int | None
+    keyed: tuple[int, ...]
+    right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A request's block-table row in one recurrent group after a step; nulls are not cells."""
+
+    request: str
+    group: int
+    computed: int
+    width: int
+    running: int
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One step as a picture: its events, the rows of the requests in it, and the cached blocks.
+
+    ``cached`` holds the findable blocks of the recurrent groups that no row shows, oldest first.
+    """
+
+    step: int
+    events: tuple[Event, ...]
+    rows: tuple[TableRow, ...]
+    cached: tuple[Cell, ...]
+
+
+@dataclass(slots=True)
+class Run:
+    """What `simulate` returns: counts, events, violations, and the tokens of every request.
+
+    ``outputs`` are the tokens that the model would sample from the states it really had, also where
+    the request's output was given.
+    """
+
+    requests: tuple[Request, ...]
+    settings: Settings
+    counts: Counts
+    events: list[Event]
+    violations: list[Violation]
+    outputs: dict[str, list[int]]
+
+    def frames(self) -> Iterator[Frame]:
+        """Run the same requests again and yield a `Frame` after each step.
+
+        >>> run = simulate([Request("A", range(100))], Settings(retention=0))
+        >>> [row] = next(run.frames()).rows
+        >>> [(cell.column, cell.role, cell.held, cell.keyed) for cell in row.cells]
+        [(0, 'checkpoint', 96, (96,)), (1, 'running', 100, ())]
+        """
+        simulation = Simulation(self.requests, self.settings)
+        for events in simulation:
+            yield simulation.frame(events)
+
+
+class Simulation:
+    """The engine's state; iterating runs it and yields each step's events.
+
+    >>> simulation = Simulation([Request("A", range(100), 2)], Settings())
+    >>> [len(events) > 0 for events in simulation], simulation.counts.steps
+    ([True, True], 2)
+
+    Requests are taken from the iterable as they are needed, so a generator is fine; they must come
+    in order of arrival. Nothing of a step is kept. Raises CheckpointValueError when no request can
+    ever advance, and for a name that is in flight twice.
+    """
+
+    def __init__(self, requests: Iterable[Request], settings: Settings | None = None) -> None:
+        self.settings = settings = settings or Settings()
+        self.counts = Counts()
+        self.outputs: dict[str, list[int]] = {}
+        self.log = Log()
+        self.pool = Pool(settings.pool_blocks)
+        self.attention = AttentionGroup(0, settings, self.pool, self.log)
+        numbers = range(1, settings.recurrent_groups + 1)
+        self.recurrent = [RecurrentGroup(n, settings, self.pool, self.log) for n in numbers]
+        self.layers = [Recurrence(n) for n in numbers] if settings.recurrence else []
+        self.lockstep = Lockstep(self.recurrent, self.counts)
+        self.waiting: deque[Live] = deque()
+        self.running: list[Live] = []
+        self.scheduled: list[tuple[Live, Query]] = []
+        self._splitter = settings.splitter
+        self._drop = settings.geometry.drop_eagle_block
+        self._arrivals = iter(requests)
+        self._next = next(self._arrivals, None)
+
+    @property
+    def violations(self) -> list[Violation]:
+        """Every violation so far."""
+        return self.lockstep.violations
+
+    def __iter__(self) -> Iterator[tuple[Event, ...]]:
+        idle = 0
+        for number in count(1):
+            self._admit(number)
+            if not (self.waiting or self.running):
+                if self._next is None:
+                    return
+                continue
+            self.log.step, self.log.events = number, []
+            self.counts.steps += 1
+            self._schedule(number)
+            self._abort(number)
+            self._compute()
+            self._publish()
+            idle = 0 if self.log.events and self.scheduled else idle + 1
+            if idle > max(len(self.settings.budgets), 1):
+                self._refuse_to_wait()
+            yield tuple(self.log.events)
+
+    # -- scheduling
+
+    def _admit(self, number: int) -> None:
+        """Let requests arrive, no more than could be scheduled in this step."""
+        while self._next is not None and self._next.arrival <= number:
+            if len(self.waiting) >= self.settings.max_running:
+                return
+            live = Live(self._next, len(self.recurrent) + 1)
+            if any(live.name == other.name for other in (*self.running, *self.waiting)):
+                raise CheckpointValueError(
+                    f"request {live.name!r} is in flight already; expected a name of its own. "
+                    f"Try {live.name + '-2'!r}."
+                )
+            self.waiting.append(live)
+            self.outputs[live.name] = []
+            self.counts.requests += 1
+            arrived = self._next.arrival
+            self._next = next(self._arrivals, None)
+            if self._next is not None and self._next.arrival < arrived:
+                raise CheckpointValueError(
+                    f"request {self._next.name!r} arrives at step {self._next.arrival}, after one "
+                    f"of step {arrived}; expected the order of arrival. Try sorting by arrival."
+                )
+
+    def _schedule(self, number: int) -> None:
+        offers = self.settings.budgets
+        budget = offers[(number - 1) % len(offers)] if offers else self.settings.budget
+        self.scheduled = []
+        preempted = [live for live in self.running if number in live.request.preempt_at]
+        for live in preempted:
+            self._preempt(live)
+        place = 0
+        while place < len(self.running) and budget > 0:
+            live = self.running[place]
+            end = self._next_end(live, budget)
+            if end > live.computed:
+                while not self._extend(live, end):
+                    victim = self.running[-1]
+                    if victim is live and place == 0:
+                        raise self._pool_too_small(live)
+                    preempted.append(victim)
+                    self._preempt(victim)
+                    if victim is live:
+                        break
+                else:
+                    budget -= end - live.computed
+            place += 1
+        while self.waiting and budget > 0 and not preempted:
+            if len(self.running) >= self.settings.max_running:
+                break
+            used = self._start(self.waiting[0], budget)
+            if not used:
+                break
+            self.running.append(self.waiting.popleft())
+            budget -= used
+
+    def _next_end(self, live: Live, budget: int) -> int:
+        """Return where a query of at most so many tokens ends; its start means not in this step."""
+        known = len(live.tokens)
+        if live.computed >= live.prefill_end:
+            rest = min(1 + self.settings.speculative_tokens, live.total - 1 - live.computed)
+        else:
+            rest = known - live.computed
+        offered = min(rest, budget, self.settings.long_prefill_threshold or budget)
+        end = self._splitter.end(
+            live.computed, offered, prompt=live.prompt, num_tokens=known, junction=live.junction
+        )
+        if end == live.computed:
+            self.log.add(Deferred, live, "no boundary in reach")
+        return end
+
+    def _start(self, live: Live, budget: int) -> int:
+        """Look up, and schedule the first query of a waiting request; return its tokens."""
+        bound = len(live.tokens) - 1
+        reach = self.attention.longest(live, bound)
+        groups, unit = self.recurrent, self.recurrent[0].grid
+        positions = [group.positions(live, bound) for group in groups]
+        hit = joint_hit([range(unit, reach + 1, unit), *positions])
+        hits = self.attention.hit_blocks(live, hit)
+        states = found([group.find(live.digests[hit + group.lookahead]) for group in groups if hit])
+        if hits is None or states is None:
+            self.log.add(Deferred, live, "its hit is written in this very step")
+            return 0
+        live.computed = hit
+        live.junction = junction([reach], hit)
+        live.keeps = self._kept_columns(live)
+        end = self._next_end(live, budget)
+        whole = max(end, len(live.tokens))
+        ready = end > hit and (
+            self._fits(live, whole, hits, states, estimate=True)
+            and self._fits(live, end, hits, states)
+        )
+        if not ready:
+            if end > hit:
+                self.log.add(Deferred, live, "the pool has no room")
+            live.reset()
+            return 0
+        live.running = (hit - 1) // self.settings.mamba_block_size
+        self.counts.hits += hit > 0
+        self.counts.reused_tokens += hit
+        for group, state in zip(self.recurrent, states, strict=False):
+            self.log.add(Hit, live, group.number, hit, state.id)
+            self.lockstep.expect(live, group, state)
+        self._allocate(live, end, hits, states)
+        return end - hit
+
+    def _kept_columns(self, live: Live) -> frozenset[int]:
+        """Return the columns of the boundaries that every retention keeps."""
+        B, U = self.settings.mamba_block_size, self.settings.geometry.U
+        kept = list(replay_boundaries(live.prompt, self.settings.scheduler_block, self._drop))
+        if live.junction:
+            kept += [live.junction, live.junction - B] if self._drop else [live.junction]
+        return frozenset(boundary // U * U // B - 1 for boundary in kept)
+
+    def _extend(self, live: Live, end: int) -> bool:
+        """Schedule a running request up to ``end``, if the pool has the blocks."""
+        for group in self.recurrent:
+            group.retire(live)
+        if not self._fits(live, end, (), ()):
+            return False
+        self._allocate(live, end, (), ())
+        return True
+
+    def _fits(
+        self,
+        live: Live,
+        end: int,
+        hits: Sequence[Block],
+        states: Sequence[Block],
+        *,
+        estimate: bool = False,
+    ) -> bool:
+        needed = self.attention.need(live, end, hits)
+        for n, group in enumerate(self.recurrent):
+            needed += group.need(live, end, states[n] if states else None, estimate=estimate)
+        return self.pool.has(needed)
+
+    def _allocate(
+        self, live: Live, end: int, hits: Sequence[Block], states: Sequence[Block]
+    ) -> None:
+        start, known = live.computed, min(end, len(live.tokens))
+        self.log.add(Scheduled, live, start, end)
+        query = self._splitter.query(start, end, live.prefill_end, end)
+        self.attention.allocate(live, end, hits)
+        for n, group in enumerate(self.recurrent):
+            group.allocate(live, end, states[n] if states else None)
+        self.attention.cache(live, known)
+        for group in self.recurrent:
+            group.cache(live, known, query)
+        self.scheduled.append((live, query))
+        self.counts.computed_tokens += end - start
+        self.counts.prefill_chunks += start < live.prefill_end
+
+    def _preempt(self, live: Live) -> None:
+        self.log.add(Preempted, live)
+        self.counts.preemptions += 1
+        self._drop_blocks(live)
+        live.reset()
+        self.waiting.appendleft(live)
+
+    def _drop_blocks(self, live: Live) -> None:
+        self.running.remove(live)
+        for group in (self.attention, *self.recurrent):
+            group.free(live)
+
+    def _abort(self, number: int) -> None:
+        """Drop requests between scheduling and computing: nothing of their step is published."""
+        for live in [*self.running, *self.waiting]:
+            gone = live.request.abort_at
+            if gone is None or gone > number:
+                continue
+            self.log.add(Aborted, live)
+            if live in self.waiting:
+                self.waiting.remove(live)
+                continue
+            self.scheduled = [entry for entry in self.scheduled if entry[0] is not live]
+            for group in (self.attention, *self.recurrent):
+                group.withdraw(live)
+            self.lockstep.forget(live)
+            self._drop_blocks(live)
+
+    # -- computing
+
+    def _compute(self) -> None:
+        """Copy, read every initial state, then write: a batch reads before it writes."""
+        self.lockstep.check_restores(self.log.step)
+        for group in self.recurrent:
+            for live, source, target in group.copies:
+                self._copy(live, group, source, target)
+        initial = [
+            [self._initial_state(live, query, group) for group in self.recurrent]
+            for live, query in self.scheduled
+        ]
+        for (live, query), contents in zip(self.scheduled, initial, strict=True):
+            self._forward(live, query, contents)
+
+    def _copy(self, live: Live, group: RecurrentGroup, source: Block, target: Block) -> None:
+        if source is not target:
+            target.content = source.content
+            self.log.add(Copied, live, group.number, source.id, target.id)
+            self.lockstep.wrote(live, group, target, None)
+
+    def _initial_state(self, live: Live, query: Query, group: RecurrentGroup) -> Content:
+        """Bring the state to the column that will run, and return what is there."""
+        if not query.start:
+            return Content(0, NO_TOKENS, self._initial(group))
+        blocks = live.rows[group.number].blocks
+        block = blocks[live.running + live.accepted - 1]
+        column = -(-query.end // group.B) - 1
+        if live.running != column:
+            self._copy(live, group, block, blocks[column])
+            block = blocks[column]
+        return block.content or Content(0, -block.id, self._initial(group))  # bytes of nobody
+
+    def _initial(self, group: RecurrentGroup) -> State | None:
+        return self.layers[group.number - 1].initial() if self.layers else None
+
+    def _advance(self, live: Live, group: int, content: Content, start: int, end: int) -> Content:
+        """Return what a state becomes when the tokens [start, end) of the request are applied."""
+        if content.digest == live.digests[start]:
+            digest = live.digests[end]
+        else:
+            digest = digests(live.tokens[start:end], content.digest)[-1]
+        state = content.state
+        if state is not None:
+            state = self.layers[group].run(state, live.tokens[start:end])
+        return Content(content.tokens + end - start, digest, state)
+
+    def _forward(self, live: Live, query: Query, contents: list[Content]) -> None:
+        """Compute one query, store its states, and sample the tokens that follow it."""
+        start, end, B = query.start, query.end, query.mamba_block_size
+        known = min(end, len(live.tokens))
+        live.running = -(-end // B) - 1
+        inside = end - start > query.hash_block_size and self._splitter.rules.writes_inside(query)
+        for n, group in enumerate(self.recurrent):
+            at = start
+            if inside:
+                column, at = checkpoint_column(query), query.position
+                contents[n] = self._advance(live, n, contents[n], start, at)
+                if live.rows[group.number].blocks[column] is not self.pool.null:
+                    self._write(live, group, column, at, contents[n])
+            contents[n] = self._advance(live, n, contents[n], at, known)
+            self._write(live, group, live.running, known, contents[n])
+        live.computed, live.accepted = known, 1
+        if known < len(live.tokens):
+            return
+        self._sample(live, contents)
+        if end > known:
+            self._verify_drafts(live, contents, known, end)
+
+    def _write(
+        self, live: Live, group: RecurrentGroup, column: int, position: int, content: Content
+    ) -> None:
+        block = live.rows[group.number].blocks[column]
+        block.content = content
+        self.log.add(Written, live, group.number, column, block.id, position)
+        self.lockstep.wrote(live, group, block, position)
+
+    def _sample(self, live: Live, contents: list[Content]) -> None:
+        """Append the next token: the one the states vote for, or the one that is given."""
+        if self.layers:
+            votes = (
+                layer.emit(content.state)
+                for layer, content in zip(self.layers, contents, strict=True)
+                if content.state is not None
+            )
+        else:
+            votes = (content.digest for content in contents)
+        token = sum(votes) % PRIME
+        self.outputs[live.name].append(token)
+        place = len(live.tokens) - live.prompt
+        live.append(live.request.forced[place] if live.request.forced else token)
+
+    def _verify_drafts(self, live: Live, contents: list[Content], known: int, end: int) -> None:
+        """Compute the draft tokens [known, end), one state each, and keep the accepted ones."""
+        cycle = live.request.accepted
+        accepted = min(cycle[live.decodes % len(cycle)], end - known)
+        live.decodes += 1
+        for place in range(known, end):
+            right = place < known + accepted
+            for n, group in enumerate(self.recurrent):
+                if right:
+                    contents[n] = self._advance(live, n, contents[n], place, place + 1)
+                else:
+                    contents[n] = self._misadvance(n, contents[n])
+                column = live.running + place + 1 - known
+                self._write(live, group, column, place + 1, contents[n])
+            if right:
+                self._sample(live, contents)
+        live.computed, live.accepted = known + accepted, 1 + accepted
+        # The state of a boundary that an accepted draft reached moves to that boundary's column.
+        B = self.settings.mamba_block_size
+        boundary = live.computed // B * B
+        if boundary >= known:
+            for group in self.recurrent:
+                blocks = live.rows[group.number].blocks
+                source = blocks[live.running + boundary - known]
+                self._copy(live, group, source, blocks[boundary // B - 1])
+            if live.running == boundary // B - 1:
+                live.accepted = 1
+
+    def _misadvance(self, group: int, content: Content) -> Content:
+        """Return what a rejected draft makes of a state; no request reads it."""
+        wrong = PRIME - 1
+        state = content.state
+        if state is not None:
+            state = self.layers[group].run(state, [wrong])
+        return Content(content.tokens + 1, extend(content.digest, -2), state)
+
+    # -- publishing
+
+    def _publish(self) -> None:
+        """Enter the step's keys, check it, and let finished requests go."""
+        self.attention.publish()
+        published = [(group, group.publish()) for group in self.recurrent]
+        lives = [live for live, _ in self.scheduled]
+        self.lockstep.check_step(self.log.step, lives, published)
+        for group in self.recurrent:
+            group.end_step()
+        for live in lives:
+            if len(live.tokens) == live.total:
+                self.log.add(Finished, live)
+                self._drop_blocks(live)
+        self.counts.evictions = self.log.evicted
+
+    def _refuse_to_wait(self) -> None:
+        live = (self.running or self.waiting)[0]
+        if any(isinstance(event, Deferred) and "pool" in event.reason for event in self.log.events):
+            raise self._pool_too_small(live)
+        settings = self.settings
+        raise CheckpointValueError(
+            f"request {live.name!r} waits for ever at token {live.computed}: no step of at most "
+            f"{max(settings.budgets, default=settings.budget)} tokens reaches a boundary of its "
+            f"blocks of {settings.mamba_block_size}; expected progress. Try a budget of at least "
+            "one block."
+        )
+
+    def _pool_too_small(self, live: Live) -> CheckpointValueError:
+        return CheckpointValueError(
+            f"pool_blocks is {self.settings.pool_blocks} and request {live.name!r} needs more, "
+            f"alone, at token {live.computed} of {live.total}; expected room for one request. "
+            f"Try {2 * (self.settings.pool_blocks or 1)}."
+        )
+
+    # -- pictures
+
+    def frame(self, events: tuple[Event, ...]) -> Frame:
+        """Return the state after the step that caused these events, as a picture."""
+        copies = {e.block for e in events if isinstance(e, Allocated) and e.role == "copy"}
+        lives = dict.fromkeys([*self.running, *(live for live, _ in self.scheduled)])
+        rows = []
+        shown: set[Block] = set()
+        for live in lives:
+            for group in self.recurrent:
+                row = live.rows[group.number]
+                cells = []
+                for column, block in enumerate(row.blocks):
+                    if block is not self.pool.null:
+                        role = _role(block, column, live.running, row.reserved, copies)
+                        cells.append(_cell(block, column, role))
+                        shown.add(block)
+                rows.append(
+                    TableRow(
+                        live.name,
+                        group.number,
+                        live.computed,
+                        len(row.blocks),
+                        live.running,
+                        tuple(cells),
+                    )
+                )
+        cached = [
+            _cell(block, (claim.position - 1) // group.B, "cached")
+            for group in self.recurrent
+            for block, claim in group.index
+            if block not in shown
+        ]
+        return Frame(self.log.step, events, tuple(rows), tuple(cached))
+
+
+def _role(block: Block, column: int, running: int, reserved: Block | None, copies: set[int]) -> str:
+    if block is reserved:
+        return "checkpoint"
+    if column == running:
+        return "running"
+    if column > running:
+        return "speculative"
+    return "copy" if block.id in copies else "kept"
+
+
+def _cell(block: Block, column: int, role: str) -> Cell:
+    claims = sorted(block.claims.values())
+    return Cell(
+        column,
+        block.id,
+        role,
+        block.content.tokens if block.content else None,
+        tuple(claim.position for claim in claims),
+        all(holds(block.content, claim) for claim in claims),
+    )
+
+
+def simulate(requests: Iterable[Request], settings: Settings | None = None) -> Run:
+    """Run the requests to their end and return everything that happened.
+
+    >>> shared = list(range(100))
+    >>> first, second = Request("A", shared, 41), Request("B", [*shared, 1, 2, 3])
+    >>> run = simulate([first, second], Settings(max_running=1, retention=0))
+    >>> run.counts.hits, run.counts.reused_tokens, run.violations
+    (1, 96, [])
+
+    Iterate over a `Simulation` instead to stream the events of very many requests. Raises as that.
+    """
+    given = tuple(requests)
+    simulation = Simulation(given, settings)
+    events = [event for step in simulation for event in step]
+    return Run(
+        given,
+        simulation.settings,
+        simulation.counts,
+        events,
+        simulation.violations,
+        simulation.outputs,
+    )
