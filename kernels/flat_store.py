@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from .store_checkpoints import (
-    RUN_TIME,
+    COUNTS,
+    INDEX_VECTORS,
     Launch,
     checkpoint_of_row,
     element_offset,
@@ -25,7 +26,7 @@ LANES = 256
 MOST_ELEMENTS = 2**31 - LANES  # of one row: its flat index is a 32-bit number
 
 
-@triton.jit(do_not_specialize=RUN_TIME)
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INDEX_VECTORS)
 def flat_store_checkpoints_kernel(
     offsets,
     state_indices,
@@ -47,13 +48,13 @@ def flat_store_checkpoints_kernel(
     source_stride: tl.int64,
     state_block_stride: tl.int64,
     initial_row_stride: tl.int64,
-    initial_channel_stride: tl.int64,
-    initial_token_stride: tl.int64,
     WIDTH: tl.constexpr,
     STATE_LEN: tl.constexpr,
     ROW_ELEMENTS: tl.constexpr,
     CONV_CHANNEL_STRIDE: tl.constexpr,
     CONV_TOKEN_STRIDE: tl.constexpr,
+    INITIAL_CHANNEL_STRIDE: tl.constexpr,
+    INITIAL_TOKEN_STRIDE: tl.constexpr,
     SKIP_SHORT_WINDOWS: tl.constexpr,
     LANES: tl.constexpr,
 ):
@@ -88,7 +89,7 @@ def flat_store_checkpoints_kernel(
         if has_window:
             within = flat < WIDTH * STATE_LEN
             channel = (flat // STATE_LEN).to(tl.int64)
-            column = flat % STATE_LEN
+            column = (flat % STATE_LEN).to(tl.int64)
             position = query_start + offset - STATE_LEN + column
             in_query = within & (position >= query_start)
             token = position
@@ -103,8 +104,8 @@ def flat_store_checkpoints_kernel(
             if initial_windows is not None:
                 # The window before this query ends where it starts: older inputs come from there.
                 before = within & (position < query_start)
-                earlier_slot = row * initial_row_stride + channel * initial_channel_stride
-                earlier_slot += (offset + column) * initial_token_stride
+                earlier_slot = row * initial_row_stride + channel * INITIAL_CHANNEL_STRIDE
+                earlier_slot += (offset + column) * INITIAL_TOKEN_STRIDE
                 earlier = tl.load(initial_windows + earlier_slot, mask=before)
                 earlier = earlier.to(conv_state.dtype.element_ty)
                 tl.store(conv_state + slot, earlier, mask=before)

@@ -26,20 +26,18 @@ ENOUGH_PROGRAMS = 128  # about one for each multiprocessor, even when only one r
 MAX_GRID = (2**31 - 1, 65_535)  # programs on axis 0 and axis 1 of a CUDA grid
 
 # Numbers that follow the batch: never part of the compiled variant's key.
+COUNTS = ["positions", "tokens", "blocks", "recurrent_count"]
 RUN_TIME = [
-    "positions",
-    "tokens",
-    "blocks",
-    "recurrent_count",
+    *COUNTS,
     "raw_token_stride",
     "raw_channel_stride",
     "conv_block_stride",
     "source_stride",
     "state_block_stride",
     "initial_row_stride",
-    "initial_channel_stride",
-    "initial_token_stride",
 ]
+# Read one number at a time: their alignment buys nothing, so it makes no variant either.
+INDEX_VECTORS = ["offsets", "state_indices", "cu_seqlens", "recurrent_rows", "token_indices"]
 
 
 @triton.jit
@@ -73,7 +71,7 @@ def checkpoint_of_row(
     offset = tl.load(offsets + row).to(tl.int64)
     block = tl.load(state_indices + row).to(tl.int64)
     query_start = tl.load(cu_seqlens + row).to(tl.int64)
-    query_end = tl.load(cu_seqlens + row + 1).to(tl.int64)
+    query_end = tl.load(cu_seqlens + (row + 1)).to(tl.int64)
     source = row
     exists = (offset > 0) & (block > 0) & (block < blocks)
     exists = exists & (query_start >= 0) & (query_start + offset <= query_end)
@@ -87,7 +85,8 @@ def checkpoint_of_row(
     if token_indices is not None:
         for back in tl.static_range(1, STATE_LEN + 1):
             read = exists & (offset >= (STATE_LEN if SKIP_SHORT_WINDOWS else back))
-            token = tl.load(token_indices + query_start + offset - back, mask=read, other=0)
+            position = query_start + offset - back
+            token = tl.load(token_indices + position, mask=read, other=0)
             exists = exists & (token >= 0) & (token < tokens)
     has_window = exists
     if SKIP_SHORT_WINDOWS:
@@ -95,7 +94,7 @@ def checkpoint_of_row(
     return exists, has_window, offset, block, query_start, source
 
 
-@triton.jit(do_not_specialize=RUN_TIME)
+@triton.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=INDEX_VECTORS)
 def store_cache_checkpoints_kernel(
     offsets,
     state_indices,
@@ -117,13 +116,13 @@ def store_cache_checkpoints_kernel(
     source_stride: tl.int64,
     state_block_stride: tl.int64,
     initial_row_stride: tl.int64,
-    initial_channel_stride: tl.int64,
-    initial_token_stride: tl.int64,
     WIDTH: tl.constexpr,
     STATE_LEN: tl.constexpr,
     ROW_ELEMENTS: tl.constexpr,
     CONV_CHANNEL_STRIDE: tl.constexpr,
     CONV_TOKEN_STRIDE: tl.constexpr,
+    INITIAL_CHANNEL_STRIDE: tl.constexpr,
+    INITIAL_TOKEN_STRIDE: tl.constexpr,
     CHANNELS_ADJACENT: tl.constexpr,
     RAW_UNIT: tl.constexpr,
     CONV_UNIT: tl.constexpr,
@@ -170,7 +169,7 @@ def store_cache_checkpoints_kernel(
             tl.store(recurrent_state + state_start + element, state, mask=inside)
     if WIDTH * STATE_LEN > 0:  # noqa: SIM102
         if has_window & (tile >= STATE_TILES):
-            column = (tile - STATE_TILES) % STATE_LEN
+            column = ((tile - STATE_TILES) % STATE_LEN).to(tl.int64)
             first = ((tile - STATE_TILES) // STATE_LEN).to(tl.int64) * WINDOW_TILE
             # Two axes, so that the addresses of one lane's channels differ by constants.
             rounds = tl.arange(0, WINDOW_TILE // WINDOW_LANES)[:, None] * WINDOW_LANES
@@ -192,8 +191,8 @@ def store_cache_checkpoints_kernel(
             elif initial_windows is not None:
                 # The window before this query ends where it starts: older inputs come from there.
                 earlier_start = element_offset(row, initial_row_stride, 1)
-                earlier_start += (offset + column) * initial_token_stride
-                step = channel * initial_channel_stride
+                earlier_start += (offset + column) * INITIAL_TOKEN_STRIDE
+                step = channel * INITIAL_CHANNEL_STRIDE
                 earlier = tl.load(initial_windows + earlier_start + step, mask=within)
                 earlier = earlier.to(conv_state.dtype.element_ty)
                 tl.store(conv_state + slot, earlier, mask=within)
@@ -249,9 +248,12 @@ def _unit(tensor: Tensor, stride: int) -> int:
     return per_access if stride % per_access == 0 else 1
 
 
-def _state_tile(elements: int, element_size: int) -> int:
-    """Elements of one program's tile: 16 KiB, less where a row would make too few programs."""
-    least, tile = MIN_TILE_BYTES // element_size, MAX_TILE_BYTES // element_size
+def _state_tile(elements: int, wider: int, narrower: int) -> int:
+    """Elements of one program's tile: 16 KiB, less where a row would make too few programs.
+
+    The element sizes are those of the emitted rows and the pool, in bytes, larger first.
+    """
+    least, tile = MIN_TILE_BYTES // narrower, MAX_TILE_BYTES // wider
     while tile > least and triton.cdiv(elements, tile) < ENOUGH_PROGRAMS:
         tile //= 2
     return min(tile, _power_of_two(elements))
@@ -302,13 +304,13 @@ def shared_arguments(**inputs: Unpack[CopyInputs]) -> dict[str, Any]:
         "source_stride": source_stride,
         "state_block_stride": state_block_stride,
         "initial_row_stride": initial_strides[0],
-        "initial_channel_stride": initial_strides[1],
-        "initial_token_stride": initial_strides[2],
         "WIDTH": conv_state.shape[1],
         "STATE_LEN": inputs["state_len"],
         "ROW_ELEMENTS": row_elements,
         "CONV_CHANNEL_STRIDE": conv_state.stride(1),
         "CONV_TOKEN_STRIDE": conv_state.stride(2),
+        "INITIAL_CHANNEL_STRIDE": initial_strides[1],
+        "INITIAL_TOKEN_STRIDE": initial_strides[2],
         "SKIP_SHORT_WINDOWS": inputs.get("skip_short_windows", False),
     }
 
@@ -324,8 +326,8 @@ def plan_store(**inputs: Unpack[CopyInputs]) -> Launch:
         units["raw_token_stride"] = _unit(raw_qkv, raw_qkv.stride(0))
     state_tile, state_tiles = 1, 0
     if checkpoint is not None and pool is not None and arguments["ROW_ELEMENTS"]:
-        wider = max(checkpoint.element_size(), pool.element_size())
-        state_tile = _state_tile(arguments["ROW_ELEMENTS"], wider)
+        narrower, wider = sorted((checkpoint.element_size(), pool.element_size()))
+        state_tile = _state_tile(arguments["ROW_ELEMENTS"], wider, narrower)
         state_tiles = triton.cdiv(arguments["ROW_ELEMENTS"], state_tile)
         units["source_stride"] = _unit(checkpoint, checkpoint.stride(0))
         units["state_block_stride"] = _unit(pool, pool.stride(0))
