@@ -173,19 +173,15 @@ class Column:
     """One place of a block-table row: what it is for, what it holds, and what its key promises.
 
     ``held`` is the position whose state the block contains (None: nothing yet), ``key`` the
-    position that a lookup finds it under, ``block`` its number in the pool. A column whose key and
-    content differ is drawn as an error.
+    position that a lookup finds it under, ``block`` its number in the pool. A column that is not
+    ``right`` holds another state than its place or key promises, and is drawn as an error.
     """
 
     role: Role = "null"
     held: int | None = None
     key: int | None = None
     block: int | None = None
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether the key promises another state than the block holds."""
-        return self.key is not None and self.held is not None and self.key != self.held
+    right: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,10 +329,10 @@ def describe_columns(columns: Sequence[Column]) -> str:
         if column.role == "null":
             continue
         words: str = column.role
-        if column.is_wrong:
-            words += f", key {column.key:,} but holds {column.held:,}"
-        elif column.key is not None:
+        if column.key is not None:
             words += f", key {column.key:,}"
+        if not column.right:
+            words += f" (holds {column.held or 0:,} tokens)"
         parts.append(f"column {number}: {words}")
     return "    ".join(parts)
 
@@ -537,7 +533,7 @@ class Lanes:
 
 def _look(column: Column) -> tuple[_Colour, _Colour, _Dash, str]:
     """Face, edge, dash and hatch of a column: never a colour alone."""
-    if column.is_wrong:
+    if not column.right:
         return _tint(ERROR), ERROR, "-", "xxxx"
     dash: _Dash = "-" if column.held is not None or column.role == "null" else ":"
     if column.role == "checkpoint":

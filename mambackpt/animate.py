@@ -1,0 +1,422 @@
+"""Animations: a sequence moves across blocks, as frames of plain data, a filmstrip and a player.
+
+A `Frame` is a lane and a sentence. The filmstrip, the player and a still of frame k are all drawn
+from the same frames by `mambackpt.draw`, so none of them can tell another story. The frames follow
+the events of a simulated run: what they show is what the engine's model did.
+"""
+
+import hashlib
+import html
+import math
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from matplotlib.animation import FuncAnimation, HTMLWriter
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mambackpt.draw import (
+    Column,
+    Lane,
+    Lanes,
+    Mark,
+    Role,
+    draw_lanes,
+    lanes_height,
+    left_margin,
+    sheet,
+    style,
+)
+from mambackpt.engine import Request, Run, Settings, simulate
+from mambackpt.engine.events import Allocated, Event, Hit, Keyed, Scheduled, Written
+from mambackpt.engine.simulation import Cell, TableRow
+from mambackpt.errors import CheckpointValueError
+from mambackpt.geometry import CacheGeometry, checked_int
+from mambackpt.show import figure_png
+
+MOST_FRAMES = 40
+MOST_MEGABYTES = 0.5
+_CAPTION_LINES = 2
+_GROUP = 1  # the first recurrent group; the others move alike
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One step of an animation: a lane, the sentence that goes with it, and whether it is key.
+
+    A filmstrip shows key frames.
+    """
+
+    lane: Lane
+    sentence: str
+    is_key: bool = True
+
+    @property
+    def captioned(self) -> Lane:
+        """The lane with the sentence below it."""
+        return replace(self.lane, caption=self.sentence)
+
+
+def sequence_frames(
+    prompt: int,
+    geometry: CacheGeometry,
+    *,
+    budget: int = 8192,
+    internal_checkpoints: bool = True,
+    retention: int | None = 0,
+) -> list[Frame]:
+    """Return the frames of a prompt that is prefilled, and of a second one that resumes from it.
+
+    >>> frames = sequence_frames(8000, CacheGeometry(1536, 1536, 16, 1536))
+    >>> print(frames[-1].sentence)
+    again: the query ends. Column 5 holds the state after 8,000 tokens.
+    >>> frames[-1].lane.columns[4].key
+    7680
+
+    ``prompt`` and ``budget`` (per step) in tokens, ``retention`` as in `Settings`. A long prompt
+    moves several blocks at a time. Raises as `mambackpt.engine.simulate` does, and
+    CheckpointValueError for a run that needs more than 40 frames.
+    """
+    tokens = range(checked_int("prompt", prompt))
+    settings = Settings(
+        mamba_block_size=geometry.M,
+        hash_block_size=geometry.H,
+        checkpoint_alignment=geometry.A,
+        cache_hit_alignment_tokens=geometry.U,
+        drop_eagle_block=geometry.drop_eagle_block,
+        num_hash_lookahead_tokens=geometry.num_hash_lookahead_tokens,
+        internal_checkpoints=internal_checkpoints,
+        retention=retention,
+        budget=budget,
+        max_running=1,
+    )
+    return run_frames(simulate([Request("prompt", tokens), Request("again", tokens)], settings))
+
+
+def run_frames(run: Run, *, most: int = MOST_FRAMES) -> list[Frame]:
+    """Return the frames of a simulated run, in which one request runs at a time.
+
+    >>> run = simulate([Request("A", range(100))], Settings(retention=0))
+    >>> for frame in run_frames(run):
+    ...     print(frame.sentence)
+    A: tokens 0 to 100 are scheduled. Reserved: column 0 (checkpoint), column 1 (running).
+    A: 64 tokens in. This state exists in the kernel only: the next token overwrites it.
+    A: 96 tokens in. The kernel emits this state: it is stored in column 0.
+    A: the query ends. Column 1 holds the state after 100 tokens. Key 96 leads to column 0.
+
+    Shows the first recurrent group; decode steps of one request become one frame. Raises
+    CheckpointValueError where more than ``most`` frames would be needed.
+    """
+    block = run.settings.mamba_block_size
+    steps = [step for frame in run.frames() for step in _Step.of_rows(frame.events, frame.rows)]
+    runs = [list(same) for _, same in groupby(steps, lambda s: (s.row.request, s.is_decode))]
+    chunks = sum(len(same) for same in runs if not same[0].is_decode)
+    # A chunk has up to three frames of its own; the rest of them is shared for moving along.
+    walk = max(1, (most - 3 * chunks - len(runs)) // max(1, chunks))
+    frames: list[Frame] = []
+    for same in runs:
+        if same[0].is_decode:
+            words = f"{same[0].row.request}: {len(same)} tokens are generated, one per step."
+            frames.append(Frame(same[-1].lane(block, same[-1].end), words, is_key=False))
+        else:
+            for step in same:
+                frames += step.frames(block, walk)
+    if len(frames) > most:
+        raise CheckpointValueError(
+            f"the run needs {len(frames)} frames; expected at most {most}. Try a larger budget, a "
+            "shorter prompt or fewer requests."
+        )
+    return frames
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One query of one request: its events and the block-table row that they lead to."""
+
+    row: TableRow
+    events: tuple[Event, ...]
+    start: int
+    end: int
+
+    @property
+    def is_decode(self) -> bool:
+        return self.end - self.start == 1
+
+    @classmethod
+    def of_rows(cls, events: Sequence[Event], rows: Sequence[TableRow]) -> "list[_Step]":
+        steps = []
+        for row in rows:
+            mine = tuple(e for e in events if e.request == row.request)
+            query = [e for e in mine if isinstance(e, Scheduled)]
+            if row.group == _GROUP and query:
+                seen = tuple(e for e in mine if getattr(e, "group", _GROUP) == _GROUP)
+                steps.append(cls(row, seen, query[0].start, query[0].end))
+        return steps
+
+    def frames(self, block: int, walk: int) -> list[Frame]:
+        """Look up, reserve, move along, end: what the step does, one frame after the other."""
+        name, frames = self.row.request, []
+        allocated = [e for e in self.events if isinstance(e, Allocated)]
+        written = {e.position: e for e in self.events if isinstance(e, Written)}
+        keyed = [e for e in self.events if isinstance(e, Keyed)]
+        columns = {cell.block: cell.column for cell in self.row.cells}
+        hits = [e for e in self.events if isinstance(e, Hit)]
+        for hit in hits:
+            words = f"{name}: a lookup finds the state after {hit.position:,} tokens."
+            frames.append(Frame(self.lane(block, self.start), words))
+        reserved = ", ".join(f"column {e.column} ({e.role})" for e in allocated)
+        words = f"{name}: tokens {self.start:,} to {self.end:,} are scheduled."
+        words += f" Reserved: {reserved}." if reserved else ""
+        frames.append(Frame(self.lane(block, self.start, waiting=True), words, is_key=not hits))
+        for head in self._heads(block, walk, written):
+            here = written.get(head)
+            words = f"{name}: {head:,} tokens in. "
+            words += (
+                f"The kernel emits this state: it is stored in column {here.column}."
+                if here
+                else "This state exists in the kernel only: the next token overwrites it."
+            )
+            frames.append(Frame(self.lane(block, head), words, is_key=here is not None))
+        words = f"{name}: the query ends."
+        if self.end in written:
+            column = written[self.end].column
+            [cell] = [cell for cell in self.row.cells if cell.column == column]
+            words += f" Column {column} holds the state after {cell.held:,} tokens."
+        for key in keyed:
+            words += f" Key {key.position:,} leads to column {columns.get(key.block, '?')}."
+        frames.append(Frame(self.lane(block, self.end, done=True), words))
+        return frames
+
+    def _heads(self, block: int, walk: int, written: dict[int, Written]) -> list[int]:
+        """The positions at which the moving sequence is shown: boundaries, and every write."""
+        boundaries = range((self.start // block + 1) * block, self.end, block)
+        stride = math.ceil(len(boundaries) / walk) if boundaries else 1
+        inside = {position for position in written if self.start < position < self.end}
+        return sorted({*boundaries[stride - 1 :: stride], *inside})
+
+    def lane(
+        self, block: int, head: int, *, waiting: bool = False, done: bool | None = None
+    ) -> Lane:
+        """The request as it is when ``head`` tokens are computed.
+
+        ``waiting`` shows what is reserved before anything is computed; keys are entered once the
+        step is ``done`` (default: at its end).
+        """
+        done = head == self.end if done is None else done
+        entered = {(e.block, e.position) for e in self.events if isinstance(e, Keyed)}
+        written = {e.column: e.position for e in self.events if isinstance(e, Written)}
+        hits = {e.block: e.position for e in self.events if isinstance(e, Hit)}
+        reserved = {e.column for e in self.events if isinstance(e, Allocated)}
+        columns = [Column()] * self.row.width
+        for cell in self.row.cells:
+            keys = [key for key in cell.keyed if done or (cell.block, key) not in entered]
+            if cell.column in reserved and cell.block not in hits:
+                if head == self.start and not waiting:
+                    continue  # a lookup comes before any reservation
+                before = None
+            else:
+                before = self.start  # a block that is written again still holds the last state
+            held = cell.held if written.get(cell.column, 0) <= head else before
+            columns[cell.column] = _column(cell, keys, held, head)
+        marks = [Mark(at, "hit", (at - 1) // block) for at in hits.values()]
+        for column, position in written.items():
+            if position <= min(head, self.end - 1):
+                marks.append(Mark(position, "checkpoint", column))
+        if self.start < head and head not in [mark.position for mark in marks]:
+            marks.append(Mark(head, "state", {p: c for c, p in written.items()}.get(head)))
+        for at, mark in enumerate(marks):
+            if mark.column is not None and not columns[mark.column].right:
+                marks[at] = replace(mark, kind="error")
+        ends = (head,) if head > self.start else ()
+        return Lane(self.row.request, block, self.start, ends, tuple(columns), tuple(marks))
+
+
+def _column(cell: Cell, keys: Sequence[int], held: int | None, head: int) -> Column:
+    """What a drawn column shows of a cell of the engine's row."""
+    role: Role = "previous"
+    if cell.role in ("running", "checkpoint", "speculative"):
+        role = cast(Role, cell.role)
+    right = cell.right or not keys
+    if role == "running" and held == cell.held is not None:
+        right = right and held == head  # a state that was restored wrongly counts other tokens
+    return Column(role, held, max(keys, default=None), cell.block, right)
+
+
+def draw_frame(ax: Axes, frame: Frame, *, width: int | None = None) -> Axes:
+    """Draw one frame as a still, and return the Axes.
+
+    ``width`` in tokens fixes the scale, so that stills compare (default: the frame's own).
+    """
+    return draw_lanes(ax, [frame.captioned], caption_lines=_CAPTION_LINES, width=width)
+
+
+def draw_filmstrip(ax: Axes, frames: Sequence[Frame], *, panels: int = 6) -> Axes:
+    """Draw the key frames of an animation below each other, and return the Axes.
+
+    Where there are more key frames than ``panels``, the first, the last and evenly spaced ones
+    between them; the labels count the animation's steps from 1. Raises CheckpointValueError for
+    fewer than two panels.
+    """
+    lanes = [
+        replace(frames[at].captioned, label=f"{at + 1}") for at in key_frames(frames, panels=panels)
+    ]
+    return draw_lanes(ax, lanes, caption_lines=_CAPTION_LINES, width=_width(frames))
+
+
+def key_frames(frames: Sequence[Frame], *, panels: int = 6) -> list[int]:
+    """Return which frames a filmstrip of at most so many panels shows, counted from 0."""
+    panels = checked_int("panels", panels, least=2, unit="panels")
+    keys = [at for at, frame in enumerate(frames) if frame.is_key]
+    if len(keys) <= panels:
+        return keys
+    return [keys[round(at * (len(keys) - 1) / (panels - 1))] for at in range(panels)]
+
+
+def filmstrip(
+    frames: Sequence[Frame], *, finding: str, panels: int = 6, medium: str = "review"
+) -> Figure:
+    """Return the filmstrip of an animation as a figure that is headed by its finding."""
+    with style(medium):
+        count = len(key_frames(frames, panels=panels))
+        height = lanes_height(count, caption_lines=_CAPTION_LINES)
+        figure, [ax] = sheet(finding, [height], left=left_margin(["00"]))
+        draw_filmstrip(ax, frames, panels=panels).set_xlabel("tokens")
+    return figure
+
+
+class SequenceAnimation(FuncAnimation):
+    """An animation that knows its frames; keep it, or its player, until it has been shown."""
+
+    def __init__(self, frames: Sequence[Frame], *, finding: str, medium: str = "review") -> None:
+        self.story = tuple(frames)
+        self.medium = medium
+        width = _width(frames)
+        with style(medium):
+            height = lanes_height(1, caption_lines=_CAPTION_LINES)
+            self.figure, [ax] = sheet(finding, [height])
+            ax.set_xlabel("tokens")
+            lanes = Lanes(ax, caption_lines=_CAPTION_LINES)
+
+        def update(number: int) -> list[Artist]:
+            return [lanes.update([self.story[number].captioned], width=width)]
+
+        super().__init__(
+            self.figure, update, len(frames), interval=1200, repeat=False, cache_frame_data=False
+        )
+
+
+def animate_sequence(
+    prompt: int,
+    geometry: CacheGeometry,
+    *,
+    budget: int = 8192,
+    internal_checkpoints: bool = True,
+    retention: int | None = 0,
+    medium: str = "review",
+) -> SequenceAnimation:
+    """Return the animation of a prompt that moves across blocks, and of another that resumes.
+
+    >>> animation = animate_sequence(100, CacheGeometry(16, 64, 16, 16))
+    >>> len(animation.story)
+    7
+    >>> html = player_html(animation, alt="A sequence moves across two blocks.")
+
+    The arguments are those of `sequence_frames`; ``medium`` as in `mambackpt.draw.style`.
+    """
+    frames = sequence_frames(
+        prompt,
+        geometry,
+        budget=budget,
+        internal_checkpoints=internal_checkpoints,
+        retention=retention,
+    )
+    return SequenceAnimation(frames, finding=sequence_finding(frames), medium=medium)
+
+
+def sequence_finding(frames: Sequence[Frame]) -> str:
+    """Return what the frames of `sequence_frames` show, in one sentence.
+
+    >>> sequence_finding(sequence_frames(8000, CacheGeometry(1536, 1536, 16, 1536)))
+    'A second prompt of 8,000 tokens computes 320: it resumes from the state saved after 7,680.'
+    """
+    last = frames[-1].lane
+    computed = f"A second prompt of {last.seq_len:,} tokens computes {last.seq_len - last.start:,}:"
+    if not last.start:
+        return f"{computed} no state of its prefix was kept."
+    return f"{computed} it resumes from the state saved after {last.start:,}."
+
+
+def player_html(
+    animation: SequenceAnimation, *, alt: str, most_megabytes: float = MOST_MEGABYTES
+) -> str:
+    """Return an animation as HTML: a player that starts on demand and ends, and its steps in words.
+
+    The same animation gives the same bytes. Nothing is fetched from a network. Raises
+    CheckpointValueError where a frame does not fit into ``most_megabytes`` (10^6 bytes): matplotlib
+    alone would drop it and go on.
+    """
+    with tempfile.TemporaryDirectory() as folder, style(animation.medium):
+        path = Path(folder, "player.html")
+        limit = most_megabytes * 1e6 / 2**20  # matplotlib counts in MiB
+        writer = _SmallFrames(1, embed_frames=True, default_mode="once", embed_limit=limit)
+        animation.save(path, writer, dpi=90)
+        page = path.read_text(encoding="utf-8")
+    told, kept = len(animation.story), embedded_frames(page)
+    if kept != told:
+        raise CheckpointValueError(
+            f"{kept} of {told} frames fit into {most_megabytes} MB; expected all of them. "
+            f"Try most_megabytes={math.ceil(10 * most_megabytes * told / max(1, kept)) / 10}, or "
+            "fewer frames."
+        )
+    return _own_player(page, animation, alt)
+
+
+class _SmallFrames(HTMLWriter):
+    """matplotlib's player, with frames of few colours: a third of the bytes."""
+
+    def setup(self, fig: Figure, *arguments: Any, **keywords: Any) -> None:
+        super().setup(fig, *arguments, **keywords)
+        self.fig = cast(Figure, _SmallFigure(fig))
+
+
+class _SmallFigure:
+    def __init__(self, figure: Figure) -> None:
+        self.figure = figure
+
+    def savefig(self, target: BinaryIO, *, dpi: float, **_: object) -> None:
+        target.write(figure_png(self.figure, dpi=dpi))
+
+
+def embedded_frames(page: str) -> int:
+    """Return how many frames a player's HTML really contains.
+
+    >>> embedded_frames('frames[0] = "data:image/png;base64,..."')
+    1
+    """
+    return len(re.findall(r'frames\[\d+\] = "data:image', page))
+
+
+def _own_player(page: str, animation: SequenceAnimation, alt: str) -> str:
+    """Make matplotlib's player self-contained, the same on every run, and readable in words."""
+    page = re.sub(r"<link[^>]*>", "", page)  # an icon font from a network
+    page = re.sub(
+        r'aria-label="([^"]*)"([^>]*)>\s*<i class=[^>]*></i>', r'aria-label="\1"\2>\1', page
+    )
+    page = page.replace("</style>", ".anim-buttons button {width: auto; padding: 0 .5em}</style>")
+    page = page.replace('<img id="_anim', f'<img alt="{html.escape(alt)}" id="_anim')
+    random = re.search(r"_anim_img([0-9a-f]{32})", page)
+    assert random is not None
+    content = page.replace(random[1], "")
+    page = page.replace(random[1], hashlib.sha256(content.encode()).hexdigest()[:32])
+    steps = "".join(f"<li>{html.escape(frame.sentence)}</li>" for frame in animation.story)
+    return f"{page}<details><summary>Every step in words</summary><ol>{steps}</ol></details>"
+
+
+def _width(frames: Sequence[Frame]) -> int:
+    return max(frame.lane.width for frame in frames)
