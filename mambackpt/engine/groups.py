@@ -421,7 +421,8 @@ class RecurrentGroup(Group):
         ``end`` counts known tokens only, ``query`` may end in drafts.
         """
         row = live.rows[self.number]
-        full = min(end, len(live.tokens) - self.lookahead) // self.B
+        hashed = len(live.tokens) - self.lookahead
+        full = min(end, hashed) // self.B
         for column in range(row.cached, full):
             block = row.blocks[column]
             if (
@@ -433,7 +434,7 @@ class RecurrentGroup(Group):
         row.cached = max(row.cached, full)
         if row.checkpoint is not None:
             self._key_checkpoint(live, row, *row.checkpoint)
-        elif end % self.h == 0:
+        elif end % self.h == 0 and end <= hashed:
             self._key_end(live, row, end)
 
     def _prompt_position(self, live: Live, unit: int) -> int:
@@ -443,7 +444,8 @@ class RecurrentGroup(Group):
         block = row.blocks[column]
         retained = position % self.B == 0 and self.keeps(live, position // self.B - 1)
         prompt = position == self._prompt_position(live, self.U)
-        if not (prompt or retained or position == live.junction):
+        hashed = position + self.lookahead <= len(live.tokens)
+        if not hashed or not (prompt or retained or position == live.junction):
             self.unkey(live, block)  # transient: the state overwrites it
             return
         if not self.is_keyed(live, block, position):

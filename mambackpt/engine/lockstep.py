@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from mambackpt.engine.blocks import Block, Claim, Content
 from mambackpt.engine.groups import Live, Pending, RecurrentGroup
 
+# The gravest first: what reaches an output, what will, what wastes a block.
 Kind: TypeAlias = Literal[
     "wrong restore",
     "mislabelled",

@@ -7,7 +7,6 @@ their events; `simulate` collects them in a `Run`.
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from mambackpt.engine.blocks import NO_TOKENS, Block, Content, Pool, digests, extend
 from mambackpt.engine.events import (
@@ -146,23 +145,23 @@ class Simulation:
         return self.lockstep.violations
 
     def __iter__(self) -> Iterator[tuple[Event, ...]]:
-        idle = 0
-        for number in count(1):
+        number = idle = 0
+        while self.waiting or self.running or self._next:
+            number += 1
+            if not (self.waiting or self.running) and self._next:
+                number = max(number, self._next.arrival)
             self._admit(number)
-            if not (self.waiting or self.running):
-                if self._next is None:
-                    return
-                continue
             self.log.step, self.log.events = number, []
             self.counts.steps += 1
             self._schedule(number)
             self._abort(number)
             self._compute()
             self._publish()
-            idle = 0 if self.log.events and self.scheduled else idle + 1
+            events = tuple(self.log.events)
+            idle = idle + 1 if all(isinstance(event, Deferred) for event in events) else 0
             if idle > max(len(self.settings.budgets), 1):
                 self._refuse_to_wait()
-            yield tuple(self.log.events)
+            yield events
 
     # -- scheduling
 
