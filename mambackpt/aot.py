@@ -202,6 +202,33 @@ def compile_ahead(requests: Iterable[Compilation]) -> list[CompiledKernel]:
                 )
     requested = json.dumps([asdict(request) for request in listed])
     answers = run_without_interpreter("-m", "mambackpt.aot", stdin=requested)
+    return [
+        CompiledKernel(
+            **{
+                **answer,
+                "request": request,
+                "accesses": tuple(Access(**access) for access in answer["accesses"]),
+                "narrow_products": tuple(answer["narrow_products"]),
+                "conversions": tuple(answer["conversions"]),
+            }
+        )
+        for request, answer in zip(listed, json.loads(answers), strict=True)
+    ]
+
+
+def run_without_interpreter(*arguments: str, stdin: str = "") -> str:
+    """Run Python with these arguments and compilable kernels; return what it prints."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    package_parent = str(Path(__file__).absolute().parent.parent)
+    paths = [package_parent, *filter(None, [environment.get("PYTHONPATH")])]
+    child = subprocess.run(
+        [sys.executable, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
     if child.returncode:
         raise CheckpointValueError(
             f"ahead-of-time compilation ended with status {child.returncode}; expected 0. Try "
