@@ -75,7 +75,7 @@ def sequence_frames(
 
     >>> frames = sequence_frames(8000, CacheGeometry(1536, 1536, 16, 1536))
     >>> print(frames[-1].sentence)
-    again: the query ends. Column 5 holds the state after 8,000 tokens.
+    same prompt: the query ends. Column 5 holds the state after 8,000 tokens.
     >>> frames[-1].lane.columns[4].key
     7680
 
@@ -96,7 +96,9 @@ def sequence_frames(
         budget=budget,
         max_running=1,
     )
-    return run_frames(simulate([Request("prompt", tokens), Request("again", tokens)], settings))
+    return run_frames(
+        simulate([Request("first prompt", tokens), Request("same prompt", tokens)], settings)
+    )
 
 
 def run_frames(run: Run, *, most: int = MOST_FRAMES) -> list[Frame]:
@@ -234,7 +236,9 @@ class _Step:
             if mark.column is not None and not columns[mark.column].right:
                 marks[at] = replace(mark, kind="error")
         ends = (head,) if head > self.start else ()
-        return Lane(self.row.request, block, self.start, ends, tuple(columns), tuple(marks))
+        return Lane(
+            self.row.request, block, self.start, ends, tuple(columns), tuple(marks), self.end
+        )
 
 
 def _column(cell: Cell, keys: Sequence[int], held: int | None, head: int) -> Column:
@@ -264,7 +268,8 @@ def draw_filmstrip(ax: Axes, frames: Sequence[Frame], *, panels: int = 6) -> Axe
     fewer than two panels.
     """
     lanes = [
-        replace(frames[at].captioned, label=f"{at + 1}") for at in key_frames(frames, panels=panels)
+        replace(frames[at].captioned, label=f"step {at + 1}")
+        for at in key_frames(frames, panels=panels)
     ]
     return draw_lanes(ax, lanes, caption_lines=_CAPTION_LINES, width=_width(frames))
 
@@ -285,7 +290,7 @@ def filmstrip(
     with style(medium):
         count = len(key_frames(frames, panels=panels))
         height = lanes_height(count, caption_lines=_CAPTION_LINES)
-        figure, [ax] = sheet(finding, [height], left=left_margin(["00"]))
+        figure, [ax] = sheet(finding, [height], left=left_margin(["step 00"]))
         draw_filmstrip(ax, frames, panels=panels).set_xlabel("tokens")
     return figure
 

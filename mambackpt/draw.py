@@ -134,7 +134,12 @@ def _balanced(text: str, width: float) -> str:
 
 
 def sheet(
-    finding: str, heights: Sequence[float], *, left: float = 1.0, right: float = 1.0, gap: float = 3
+    finding: str,
+    heights: Sequence[float],
+    *,
+    left: float = 1.0,
+    right: float = 1.0,
+    gap: float = 3.6,
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure that is headed by its finding, with one Axes per height below each other.
 
@@ -198,8 +203,9 @@ class Mark:
 class Lane:
     """One request as it is to be drawn; positions and sizes in tokens.
 
-    Tokens up to ``start`` were computed before; each of ``ends`` closes a prefill chunk. The row
-    has ``columns`` of ``block`` tokens. ``caption`` stands below, ``note`` to the right.
+    Tokens up to ``start`` were computed before; each of ``ends`` closes a prefill chunk; tokens up
+    to ``total`` are still to come. The row has ``columns`` of ``block`` tokens. ``caption`` stands
+    below, ``note`` to the right.
     """
 
     label: str
@@ -208,6 +214,7 @@ class Lane:
     ends: tuple[int, ...]
     columns: tuple[Column, ...] = ()
     marks: tuple[Mark, ...] = ()
+    total: int = 0
     caption: str = ""
     note: str = ""
 
@@ -219,7 +226,7 @@ class Lane:
     @property
     def width(self) -> int:
         """Tokens from the lane's left edge to the end of its last column."""
-        return max(self.seq_len, len(self.columns) * self.block)
+        return max(self.seq_len, self.total, len(self.columns) * self.block)
 
 
 def planned_lane(
@@ -234,10 +241,8 @@ def planned_lane(
     """Return the lane of one query as the planner decides it.
 
     >>> lane = planned_lane(8000, 8000, CacheGeometry(1536, 1536, 16, 1536))
-    >>> lane.caption
+    >>> describe_columns(lane.columns)
     'column 4: checkpoint, key 7,680    column 5: running'
-    >>> [column.role for column in lane.columns][-2:]
-    ['checkpoint', 'running']
 
     A declined query says which condition it fails; with ``sentence``, so does an accepted one.
     Sizes in tokens; raises as `explain` does.
@@ -264,7 +269,7 @@ def planned_lane(
         (seq_len,),
         tuple(columns),
         (mark,),
-        caption=decision.sentence if sentence or not accepted else describe_columns(columns),
+        caption=decision.sentence if sentence or not accepted else "",
     )
 
 
@@ -281,7 +286,7 @@ def scheduled_lane(
     >>> geometry = CacheGeometry(1536, 1536, 16, 1536)
     >>> scheduled_lane([7680, 8000], geometry).note
     '2 forwards\\n7,680 + 320'
-    >>> scheduled_lane([8000], geometry, internal_checkpoints=True).caption
+    >>> describe_columns(scheduled_lane([8000], geometry, internal_checkpoints=True).columns)
     'column 4: checkpoint, key 7,680    column 5: running'
 
     A state remains where a chunk ends on the hash grid, and, with ``internal_checkpoints``, where
@@ -313,7 +318,6 @@ def scheduled_lane(
         tuple(ends),
         tuple(columns),
         tuple(marks),
-        caption=describe_columns(columns),
         note=f"{count}\n{' + '.join(f'{size:,}' for size in sizes)}",
     )
 
@@ -425,12 +429,13 @@ class Lanes:
     ...     ax = lanes.update([planned_lane(tokens, tokens, CacheGeometry(1536, 1536, 16, 1536))])
 
     From top to bottom, a lane shows positions, the tokens (pale: computed before; grey: chunks),
-    the block-table row below the tokens that its columns stand for, and the caption. ``notes`` is
-    the width in em that stays free on the right for the lanes' notes, ``caption_lines`` the lines
-    that a caption may take. Make it inside `style`; `update` needs no context.
+    the block-table row below the tokens that its columns stand for, keys, and the caption. Where
+    columns are too narrow for words, a line of words replaces the keys. ``notes`` is the width in
+    em that stays free on the right for the lanes' notes, ``caption_lines`` the lines that a caption
+    may take. Make it inside `style`; `update` needs no context.
     """
 
-    def __init__(self, ax: Axes, *, notes: float = 0.0, caption_lines: int = 1) -> None:
+    def __init__(self, ax: Axes, *, notes: float = 0.0, caption_lines: int = 0) -> None:
         self.ax = ax
         self._notes = notes
         self._caption_lines = caption_lines
@@ -462,52 +467,60 @@ class Lanes:
 
     def _draw(self, lane: Lane, top: float, room: float) -> None:
         painter, em = self._painter, self._em
-        begin = 0
+        self._draw_tokens(lane, top + 1.4)
+        self._draw_columns(lane, top + 3.5, room)
+        self._draw_marks(lane, top)
+        painter.text(0, top + 6.4, wrap(lane.caption, room), "left", va="top")
+        if lane.note:
+            right = (room + 1) * em
+            painter.text(right, top + 3.3, wrap(lane.note, self._notes - 1), "left")
+
+    def _draw_tokens(self, lane: Lane, top: float) -> None:
+        painter, em, begin = self._painter, self._em, 0
+        if lane.total > lane.seq_len:
+            painter.box(lane.seq_len, top, lane.total - lane.seq_len, 1.3, "white", PALE)
         for number, end in enumerate((lane.start, *lane.ends)):
             if end == begin:
                 continue
             computed = end == lane.start
             face = PALE if computed else CHUNKS[number % 2]
-            painter.box(begin, top + 1.4, end - begin, 1.3, face, "white")
+            step = 1 if em < 1 else end - begin  # a token that is wider than an em has its own box
+            for token in range(begin, end, step):
+                painter.box(token, top, step, 1.3, face, "white")
             # The words stand in the widest stretch without a mark.
             stops = [begin, *(m.position for m in lane.marks if begin < m.position < end), end]
             wide, left = max((b - a, a) for a, b in pairwise(sorted(stops)))
-            options = (f"{end - begin:,} tokens", f"{end - begin:,}")
-            for words in ("computed before", *options[1:]) if computed else options:
-                if (text_width(words) + 1.2) * em <= wide:
-                    painter.text(left + wide / 2, top + 2.03, words)
+            size = f"{end - begin:,}"
+            for words in (f"{size} computed before" if computed else f"{size} tokens", size):
+                if step > 1 and (text_width(words) + 1.2) * em <= wide:
+                    painter.text(left + wide / 2, top + 0.63, words)
                     break
             begin = end
-        self._draw_columns(lane, top + 3.5)
-        self._draw_marks(lane, top)
-        painter.text(0, top + 5.2, wrap(lane.caption, room), "left", va="top")
-        if lane.note:
-            right = (room + 1) * em
-            painter.text(right, top + 3.3, wrap(lane.note, self._notes - 1), "left")
 
-    def _draw_columns(self, lane: Lane, top: float) -> None:
-        painter, M = self._painter, lane.block
+    def _draw_columns(self, lane: Lane, top: float, room: float) -> None:
+        painter, M, em = self._painter, lane.block, self._em
+        words_fit = True
         for number, column in enumerate(lane.columns):
             look = _look(column)
             painter.box(number * M, top, M, 1.4, *look)
-            for words in (f"{number} {column.role}", str(number)):
-                width = (text_width(words) + 0.6) * self._em
+            middle = (number + 0.5) * M
+            role = "" if column.role == "null" else f"{number} {column.role}"
+            for words in (role or f"{number} null", str(number)):
+                width = (text_width(words) + 0.6) * em
                 if width <= M:
-                    middle = (number + 0.5) * M
                     if look[-1]:
-                        painter.box(
-                            middle - width / 2,
-                            top + 0.15,
-                            width,
-                            1.1,
-                            look[0],
-                            "none",
-                            "-",
-                            "plate",
-                        )
-                    faint = column.role == "null"
-                    painter.text(middle, top + 0.67, words, colour=FAINT_INK if faint else INK)
+                        plate = (middle - width / 2, top + 0.15, width, 1.1)
+                        painter.box(*plate, look[0], "none", "-", "plate")
+                    painter.text(middle, top + 0.67, words, colour=INK if role else FAINT_INK)
                     break
+            widest = max(text_width(role), text_width(_promise(column)))
+            words_fit &= (widest + 0.6) * em <= M
+        if words_fit:
+            for number, column in enumerate(lane.columns):
+                painter.text((number + 0.5) * M, top + 2.15, _promise(column))
+        else:
+            shortened = _shorten(describe_columns(lane.columns), room)
+            painter.text(0, top + 2.15, shortened, "left")
 
     def _draw_marks(self, lane: Lane, top: float) -> None:
         painter, em, M = self._painter, self._em, lane.block
@@ -531,6 +544,19 @@ class Lanes:
                 free = x + width
 
 
+def _promise(column: Column) -> str:
+    """The words below a column: its key, or what it holds where that is another state."""
+    words = "" if column.key is None else f"key {column.key:,}"
+    return words if column.right else f"{words} ≠ {column.held or 0:,}".strip()
+
+
+def _shorten(words: str, width: float) -> str:
+    """Leave out the beginning of a line that is wider than ``width`` em."""
+    while text_width(words) > width and "    " in words.removeprefix("…    "):
+        words = f"…    {words.removeprefix('…    ').split('    ', 1)[1]}"
+    return words
+
+
 def _look(column: Column) -> tuple[_Colour, _Colour, _Dash, str]:
     """Face, edge, dash and hatch of a column: never a colour alone."""
     if not column.right:
@@ -544,9 +570,9 @@ def _look(column: Column) -> tuple[_Colour, _Colour, _Dash, str]:
     return face, _EDGES[column.role], dash, ""
 
 
-def lanes_height(count: int, *, caption_lines: int = 1) -> float:
+def lanes_height(count: int, *, caption_lines: int = 0) -> float:
     """Return the height of so many lanes in em."""
-    return count * (6 + 1.25 * caption_lines)
+    return count * (6.9 + 1.25 * caption_lines)
 
 
 def draw_lanes(
@@ -554,7 +580,7 @@ def draw_lanes(
     lanes: Sequence[Lane],
     *,
     notes: float = 0.0,
-    caption_lines: int = 1,
+    caption_lines: int = 0,
     width: int | None = None,
 ) -> Axes:
     """Draw lanes, one below the other, and return the Axes.
