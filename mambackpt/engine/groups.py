@@ -288,6 +288,10 @@ class RecurrentGroup(Group):
         bound = min(bound, len(live.tokens) - ahead)
         return {n for n in range(self.grid, bound + 1, self.grid) if self.known(digest[n + ahead])}
 
+    def state(self, live: Live, hit: int) -> Block | None:
+        """Return the block to resume from, or None if it is written in this very step."""
+        return self.find(live.digests[hit + self.lookahead])
+
     # -- allocation
 
     def copies_on_write(self, live: Live, hit: Block | None) -> bool:

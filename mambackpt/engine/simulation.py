@@ -117,7 +117,7 @@ class Simulation:
 
     Requests are taken from the iterable as they are needed, so a generator is fine; they must come
     in order of arrival. Nothing of a step is kept. Raises CheckpointValueError when no request can
-    ever advance, and for a name that is in flight twice.
+    ever advance, and for a name that is given twice.
     """
 
     def __init__(self, requests: Iterable[Request], settings: Settings | None = None) -> None:
@@ -171,9 +171,9 @@ class Simulation:
             if len(self.waiting) >= self.settings.max_running:
                 return
             live = Live(self._next, len(self.recurrent) + 1)
-            if any(live.name == other.name for other in (*self.running, *self.waiting)):
+            if live.name in self.outputs:
                 raise CheckpointValueError(
-                    f"request {live.name!r} is in flight already; expected a name of its own. "
+                    f"request {live.name!r} was given already; expected a name of its own. "
                     f"Try {live.name + '-2'!r}."
                 )
             self.waiting.append(live)
@@ -242,7 +242,7 @@ class Simulation:
         positions = [group.positions(live, bound) for group in groups]
         hit = joint_hit([range(unit, reach + 1, unit), *positions])
         hits = self.attention.hit_blocks(live, hit)
-        states = found([group.find(live.digests[hit + group.lookahead]) for group in groups if hit])
+        states = found([group.state(live, hit) for group in groups if hit])
         if hits is None or states is None:
             self.log.add(Deferred, live, "its hit is written in this very step")
             return 0

@@ -1,6 +1,5 @@
 """Random histories: no promise breaks under the fixed rules; a broken rule is noticed."""
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
