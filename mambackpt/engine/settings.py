@@ -112,6 +112,7 @@ class Settings:
         if self.pool_blocks is not None:
             checked_int("pool_blocks", self.pool_blocks, unit="blocks")
         find_rules(self.rules)
+        block = self.scheduler_block  # refuses sizes that contradict each other
         for offered in self.budgets:
             if checked_int("budgets", offered, least=0) > self.budget:
                 raise CheckpointValueError(
@@ -123,10 +124,10 @@ class Settings:
                 f"speculative_tokens is {self.speculative_tokens} with a block of "
                 f"{self.mamba_block_size}; expected fewer drafts than a block has tokens. Try 3."
             )
-        if self.retention and checked_int("retention", self.retention) % self.scheduler_block:
+        if self.retention and checked_int("retention", self.retention) % block:
             raise CheckpointValueError(
-                f"retention is {self.retention} and the scheduler's block {self.scheduler_block}; "
-                f"expected None, 0 or a multiple of the block. Try {self.scheduler_block}."
+                f"retention is {self.retention} and the scheduler's block {block}; expected None, "
+                f"0 or a multiple of the block. Try {block}."
             )
 
     @property

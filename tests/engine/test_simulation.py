@@ -5,12 +5,18 @@ import pytest
 from mambackpt.engine import Request, Settings, Simulation, simulate
 from mambackpt.engine.blocks import KeyIndex
 from mambackpt.engine.events import (
+    Allocated,
+    Deferred,
+    Evicted,
+    Finished,
+    Freed,
     Hit,
     Keyed,
     Scheduled,
     Written,
 )
 from mambackpt.engine.groups import replay_boundaries
+from mambackpt.errors import CheckpointTypeError, CheckpointValueError
 
 
 def tokens(length, salt=0):
@@ -202,3 +208,208 @@ def test_a_wrong_restore_changes_the_output_and_a_right_one_does_not():
     )
     assert fixed.outputs == alone
     assert {name for name in alone if released.outputs[name] != alone[name]} == {"third"}
+
+
+# -- junctions, drafts, pools
+
+
+def sharers(*names, shared=200, prompt=400):
+    return [
+        Request(n, [*tokens(shared), *tokens(prompt - shared, k)]) for k, n in enumerate(names, 1)
+    ]
+
+
+@pytest.mark.parametrize(("internal", "last"), [(True, [400]), (False, [384, 400])])
+def test_the_second_sharer_keeps_the_junction_and_the_third_resumes_there(internal, last):
+    first = Request("first", tokens(400))
+    settings = Settings(hash_block_size=64, internal_checkpoints=internal, max_running=1)
+    run = simulate([first, *sharers("second", "third")], settings)
+    assert chunks(run, "second") == [192, *last]
+    keyed = [e.position for e in run.events if isinstance(e, Keyed) and e.group == 1]
+    assert keyed == [384, 192, 384, 384]
+    assert hits(run) == {"third": 192}
+    assert chunks(run, "third") == last
+
+
+def test_a_shared_prefix_checkpoint_lies_on_the_junction_itself():
+    """Off, the junction of 208 is kept at the block before; on, at 208, inside the block."""
+    first = Request("first", tokens(400))
+    for on, kept in ((False, 192), (True, 208)):
+        settings = Settings(
+            shared_prefix_checkpoint=on, max_running=1, retention=0, internal_checkpoints=False
+        )
+        run = simulate([first, *sharers("second", "third", shared=210)], settings)
+        assert chunks(run, "second")[0] == kept
+        assert hits(run) == {"third": kept}
+        assert run.violations == []
+
+
+@pytest.mark.parametrize("accepted", [(0,), (2,), (1, 0, 2), (3, 3, 0)])
+def test_drafts_change_nothing_but_the_number_of_steps(accepted):
+    """Every sampled token and every key is that of decoding one token at a time."""
+    plain = Request("A", tokens(100), 60)
+    drafted = Request("A", tokens(100), 60, accepted=accepted)
+    again = Request("B", tokens(90), 60, accepted=accepted)
+    settings = {"retention": None, "recurrence": True, "max_running": 1}
+    slow = simulate([plain, again], Settings(**settings))
+    fast = simulate([drafted, again], Settings(speculative_tokens=3, **settings))
+    assert fast.outputs == slow.outputs
+    assert fast.violations == []
+    assert fast.counts.steps <= slow.counts.steps
+    written = {(e.column, e.position) for e in fast.events if isinstance(e, Written)}
+    assert any(position > 128 for _, position in written)
+
+
+def test_freed_blocks_are_reused_least_recently_freed_first_and_the_last_of_a_row_first():
+    """Rows of one request each: the next one takes what the first one freed, back to front."""
+    requests = [Request(n, tokens(40, k)) for k, n in enumerate("ABC")]
+    settings = Settings(mamba_block_size=16, hash_block_size=16, max_running=1, pool_blocks=10)
+    run = simulate(requests, settings)
+    freed, taken = {n: [] for n in "ABC"}, {n: [] for n in "ABC"}
+    for event in run.events:
+        if isinstance(event, Freed | Allocated):
+            (freed if isinstance(event, Freed) else taken)[event.request].append(event.block)
+    assert freed["A"] == [3, 2, 1, 5, 4]
+    assert taken["B"] == [6, 7, 8, 9, 10]
+    assert taken["C"] == freed["A"]
+    evicted = [(e.group, e.block, e.position) for e in run.events if isinstance(e, Evicted)]
+    assert evicted == [(0, 2, 32), (0, 1, 16), (1, 4, 32)]
+
+
+def test_a_request_that_finds_no_room_waits_and_one_that_outgrows_the_pool_is_preempted():
+    requests = [Request("A", tokens(60), 80), Request("B", tokens(60, 1), 80)]
+    sizes = {"mamba_block_size": 16, "hash_block_size": 16, "internal_checkpoints": False}
+    run = simulate(requests, Settings(pool_blocks=16, **sizes))
+    free = simulate(requests, Settings(**sizes))
+    assert run.counts.preemptions > 0
+    assert run.outputs == free.outputs
+    assert run.violations == []
+    assert {e.request for e in run.events if isinstance(e, Finished)} == {"A", "B"}
+
+
+def test_a_preempted_request_resumes_from_the_longest_hit():
+    request = Request("A", tokens(100), 60, preempt_at=(30,))
+    run = simulate([request])
+    again = [e.start for e in run.events if isinstance(e, Scheduled) and e.step > 30]
+    assert again[0] == hits(run)["A"] == 96
+    assert run.outputs == simulate([Request("A", tokens(100), 60)]).outputs
+
+
+def test_equal_keys_find_the_block_published_first():
+    """Two requests compute the same prefix at the same time; a third hits the first one's block."""
+    pair = [Request("A", tokens(100)), Request("B", tokens(100))]
+    late = Request("C", tokens(100), arrival=9)
+    sizes = {"mamba_block_size": 128, "hash_block_size": 16, "internal_checkpoints": False}
+    run = simulate([*pair, late], Settings(**sizes))
+    first = next(e for e in run.events if isinstance(e, Keyed) and e.group == 1)
+    hit = next(e for e in run.events if isinstance(e, Hit) and e.request == "C")
+    copied = next(e for e in run.events if isinstance(e, Allocated) and e.role == "copy")
+    assert hit.position == first.position == 96
+    assert hit.block == copied.block  # the producer ran on, so its entry moved to the copy
+
+
+def test_runs_are_reproducible_and_streaming_gives_the_same_events():
+    requests = smallest_case()
+    run = simulate(requests, Settings(max_running=1))
+    assert simulate(requests, Settings(max_running=1)).events == run.events
+    streamed = Simulation((request for request in requests), Settings(max_running=1))
+    assert [event for step in streamed for event in step] == run.events
+    assert streamed.counts == run.counts
+
+
+def test_frames_show_rows_roles_and_what_is_held_and_claimed():
+    run = simulate(smallest_case(), Settings(max_running=1))
+    frames = list(run.frames())
+    assert len(frames) == run.counts.steps
+    assert [event for frame in frames for event in frame.events] == run.events
+    [row] = next(f for f in frames if f.rows and f.rows[0].request == "second").rows
+    cells = {cell.column: cell for cell in row.cells}
+    assert (row.computed, row.width, row.running) == (400, 7, 6)
+    assert set(cells) == {1, 5, 6}
+    assert (cells[1].role, cells[1].held, cells[1].keyed, cells[1].right) == (
+        "copy",
+        96,
+        (128,),
+        False,
+    )
+    assert (cells[5].role, cells[5].held, cells[5].keyed, cells[5].right) == (
+        "checkpoint",
+        384,
+        (384,),
+        True,
+    )
+    assert cells[6].role == "running"
+    [kept] = next(f for f in frames if f.rows and f.rows[0].request == "second").cached
+    assert (kept.role, kept.held, kept.keyed, kept.right) == ("cached", 96, (96,), True)
+
+
+# -- what cannot run
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mamba_block_size": 60},
+        {"hash_block_size": 0},
+        {"checkpoint_alignment": 0},
+        {"retention": 100},
+        {"retention": -64},
+        {"budget": 0},
+        {"budget": 100, "budgets": [200]},
+        {"speculative_tokens": 64},
+        {"recurrent_groups": 0},
+        {"max_running": 0},
+        {"pool_blocks": 0},
+        {"rules": "vllm-9"},
+        {"num_hash_lookahead_tokens": -1},
+        {"cache_hit_alignment_tokens": 24},
+    ],
+)
+def test_settings_refuse_what_contradicts(options):
+    with pytest.raises(CheckpointValueError):
+        Settings(**options)
+
+
+@pytest.mark.parametrize("output", [0, -1, ()])
+def test_a_request_generates_at_least_one_token(output):
+    with pytest.raises(CheckpointValueError):
+        Request("A", [1, 2], output)
+
+
+@pytest.mark.parametrize("prompt", [["a"], [1.0], [-1], [True]])
+def test_a_prompt_holds_token_ids(prompt):
+    with pytest.raises(CheckpointTypeError):
+        Request("A", prompt)
+
+
+def test_a_budget_that_reaches_no_boundary_is_refused_and_not_waited_for():
+    settings = Settings(budget=64, budgets=[40, 50], internal_checkpoints=False)
+    with pytest.raises(CheckpointValueError, match="expected progress"):
+        simulate([Request("A", tokens(300))], settings)
+
+
+@pytest.mark.parametrize("output", [1, 200])
+def test_a_pool_too_small_for_one_request_is_refused(output):
+    settings = Settings(pool_blocks=5)
+    with pytest.raises(CheckpointValueError, match="room for one request"):
+        simulate([Request("A", tokens(400 if output == 1 else 100), output)], settings)
+
+
+def test_requests_need_their_own_names_and_the_order_of_arrival():
+    with pytest.raises(CheckpointValueError, match="name of its own"):
+        simulate([Request("A", [1]), Request("A", [2])])
+    with pytest.raises(CheckpointValueError, match="order of arrival"):
+        simulate([Request("A", [1], arrival=5), Request("B", [2], arrival=2)])
+
+
+def test_a_step_without_requests_is_skipped():
+    run = simulate([Request("A", [1]), Request("B", [2], arrival=1_000_000)])
+    assert run.counts.steps == 2
+
+
+def test_an_internal_checkpoint_of_a_deferred_request_is_not_reserved():
+    requests = [Request("A", tokens(200)), Request("B", tokens(200))]
+    run = simulate(requests)
+    assert [e.request for e in run.events if isinstance(e, Deferred)] == ["B"]
+    assert run.violations == []
+    assert hits(run) == {"B": 192}
