@@ -101,3 +101,19 @@ def test_no_promise_breaks_under_the_fixed_rules(data):
     if engine.pool_blocks is not None:
         assert simulation.pool.has(engine.pool_blocks)
         assert not simulation.pool.has(engine.pool_blocks + 1)
+
+
+@settings(suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_the_released_rule_breaks_only_with_checkpoints_and_hits_inside_a_block(data):
+    """What the incremental check counts is also what an audit of every keyed block finds."""
+    engine = data.draw(engines(rules=("vllm-0.33",)))
+    requests = data.draw(histories(engine.mamba_block_size))
+    simulation, differing = run_to_end(requests, engine)
+    inside = engine.mamba_block_size > engine.geometry.U and engine.internal_checkpoints
+    if not inside or engine.checkpoint_alignment is None:
+        assert differing == set()
+    if simulation is not None:
+        wrong = {(v.block, v.claimed) for v in simulation.violations if v.claimed is not None}
+        assert {(block, claim.position) for block, claim in differing} <= wrong
+        assert bool(differing) == bool(simulation.violations)

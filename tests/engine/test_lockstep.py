@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mambackpt.engine import Request, Settings, Simulation, groups, simulate, simulation
+from mambackpt.engine import Request, Settings, Simulation, groups, simulate, simulation, worker
 from mambackpt.engine.chats import branching_chats
 from mambackpt.engine.cli import main
 from mambackpt.engine.report import (
@@ -183,14 +183,12 @@ def test_a_key_on_the_null_block_is_noticed(monkeypatch):
     assert kinds(requests, **settings) == {"null block"}
 
 
-def test_a_worker_that_skips_a_reserved_checkpoint_is_noticed(monkeypatch):
-    """The worker's kernel grid is coarser than the allocator believes."""
+def test_a_worker_that_skips_a_reserved_checkpoint_is_noticed():
+    """The worker believes that its kernel cannot write there."""
     requests = [Request("first", tokens(200))]
     engine = Simulation(requests, Settings(**RIGHT))
-    coarser = find_rules("keep-the-stop")
-    engine._splitter = replace(
-        engine._splitter, rules=replace(coarser, writes_inside=lambda query: False)
-    )
+    released = find_rules("keep-the-stop")
+    engine.worker.rules = replace(released, writes_inside=lambda query: False)
     list(engine)
     assert {found.kind for found in engine.violations} == {"reserved, not written", "mislabelled"}
 
@@ -201,7 +199,7 @@ def test_a_worker_that_writes_unasked_is_noticed(monkeypatch):
     requests = [first, Request("second", [*tokens(129), *tokens(200, 1)])]
     assert kinds(requests, **RIGHT) == set()
     monkeypatch.setattr(
-        simulation,
+        worker,
         "checkpoint_column",
         lambda query: max(query.start // query.mamba_block_size - 1, 0),
     )
