@@ -168,13 +168,18 @@ class Group:
             return None  # its entry is moving to a copy in this very step
         return block
 
+    def is_keyed(self, live: Live, block: Block, position: int) -> bool:
+        """Return whether the block has, or will have when the step ends, the key of this prefix."""
+        key = live.digests[position + self.lookahead]
+        waiting = self.pending.get(key, ())
+        return key in block.claims or any(entry.block is block for entry in waiting)
+
     def key(self, live: Live, block: Block, position: int, moved_from: Block | None = None) -> None:
         """Enter a key for the first ``position`` tokens once this step has completed."""
-        key = live.digests[position + self.lookahead]
-        waiting = self.pending.get(key, [])
-        if key not in block.claims and all(entry.block is not block for entry in waiting):
-            claim = Claim(position, live.digests[position])
-            self.pending[key] = [*waiting, Pending(live, block, key, claim, moved_from)]
+        if not self.is_keyed(live, block, position):
+            key, claim = live.digests[position + self.lookahead], live.digests[position]
+            entry = Pending(live, block, key, Claim(position, claim), moved_from)
+            self.pending.setdefault(key, []).append(entry)
 
     def unkey(self, live: Live, block: Block) -> None:
         """Take every key from the block, those of this step too."""
@@ -468,13 +473,6 @@ class RecurrentGroup(Group):
             self.key(live, block, end)
             if end % self.B:
                 row.tail = live.digests[end + self.lookahead]
-
-    def is_keyed(self, live: Live, block: Block, position: int) -> bool:
-        """Return whether the block has, or will have when the step ends, the key of this prefix."""
-        key = live.digests[position + self.lookahead]
-        return key in block.claims or any(
-            entry.block is block for entry in self.pending.get(key, ())
-        )
 
     def withdraw(self, live: Live) -> None:
         """Forget what an aborted request would have copied and published in this step."""

@@ -19,7 +19,7 @@ from mambackpt.engine.events import (
     Unkeyed,
     Written,
 )
-from mambackpt.engine.groups import joint_hit, junction
+from mambackpt.engine.groups import Live, joint_hit, junction
 from mambackpt.engine.recurrence import Recurrence, State
 
 FIXES = ["keep-the-stop", "refuse-inside-block", "never-key-the-left-block"]
@@ -217,20 +217,18 @@ def test_a_published_state_is_never_run_in(block):
 
 def test_admission_counts_the_private_copy():
     """A hit inside a block takes one block more than its columns (X07, vllm PR #57908)."""
-    first = Request("first", tokens(40))
-    second = Request("second", [*tokens(40), 1, 2, 3])
-    settings = Settings(**whole(64, 16), max_running=1)
-    simulation = Simulation([first, second], settings)
-    for _ in simulation:
-        if simulation.scheduled[0][0].name == "second":
-            break
-        group, attention = simulation.recurrent[0], simulation.attention
-    live = simulation.scheduled[0][0]
-    assert live.rows[1].blocks[0].id not in {block.id for block, _ in group.index}
-    # 43 tokens fit in one block: the shared attention block again, the state's copy as an extra.
-    taken = [e for e in simulation.log.events if isinstance(e, Allocated)]
-    assert [(e.group, e.role) for e in taken] == [(1, "copy")]
-    assert attention.index is not None
+    first, second = Request("first", tokens(40)), Request("second", [*tokens(40), 1, 2, 3])
+    sizes = whole(64, 16, internal_checkpoints=False, max_running=1)
+    run = simulate([first, second], Settings(**sizes))
+    # 43 tokens fit in one column: the shared attention block again, and the state's private copy.
+    taken = [e for e in run.events if isinstance(e, Allocated) and e.request == "second"]
+    assert (hits(run), [(e.group, e.role) for e in taken]) == ({"second": 32}, [(1, "copy")])
+    simulation = Simulation([first], Settings(**sizes))
+    list(simulation)
+    group, live = simulation.recurrent[0], Live(second, 2)
+    live.computed = 32
+    # Of the pool it takes the block that is hit, which is free, and the copy.
+    assert group.need(live, 43, group.state(live, 32)) == 2
 
 
 def test_a_wrong_convolution_window_changes_the_first_outputs_after_a_resume():
@@ -441,10 +439,9 @@ def test_a_transient_checkpoint_loses_its_key():
     assert not [e for e in run.events if isinstance(e, Unkeyed)]
 
 
-def test_the_puzzle_of_1600_and_1500_shared_tokens():
-    """64 requests, block 528, budget 2048: 52 reuse 1600 + 600, none 1500 + 700 (vllm #45238)."""
+def test_the_states_of_1600_and_of_1500_shared_tokens():
+    """Block 528: a state lies inside 1600 shared tokens, none inside 1500 (S01, vllm #45238)."""
     for shared, private, boundary in ((1600, 600, 1584), (1500, 700, None)):
         stops = chunk_ends(shared + private, budget=2048, mamba_block_size=528, hash_block_size=528)
         assert stops == [1584, 2112, 2200]
-        reusable = max((stop for stop in stops if stop <= shared), default=None)
-        assert reusable == boundary
+        assert max((stop for stop in stops if stop <= shared), default=None) == boundary
