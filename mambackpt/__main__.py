@@ -29,7 +29,7 @@ def why(argv: Sequence[str]) -> int:
     0
     """
     from mambackpt.geometry import CacheGeometry
-    from mambackpt.planner import _POSITION_RULES, explain
+    from mambackpt.planner import POSITION_RULES, explain
 
     parser = argparse.ArgumentParser(prog="mambackpt why", description=COMMANDS["why"][2])
     parser.add_argument("seq_len", type=int, help="tokens after this step")
@@ -40,7 +40,7 @@ def why(argv: Sequence[str]) -> int:
     parser.add_argument("--alignment", type=int, help="grid of the kernel [it cannot export]")
     parser.add_argument("--drop", action="store_true", help="speculative decoding drops a block")
     parser.add_argument("--lookahead", type=int, default=0, help="tokens a hash looks ahead")
-    parser.add_argument("--rule", choices=list(_POSITION_RULES), default="current")
+    parser.add_argument("--rule", choices=list(POSITION_RULES), default="current")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     unit = args.block if args.hash is None else args.hash

@@ -91,7 +91,7 @@ def _position_before_0_32(num_tokens: int, unit: int, drop_eagle_block: bool, _:
     return max(position, 0)
 
 
-_POSITION_RULES = {
+POSITION_RULES = {
     "current": get_mamba_prefill_checkpoint_position,
     "before-0.32": _position_before_0_32,
 }
@@ -414,9 +414,9 @@ def explain(
     predicate. ``rule="before-0.32"`` shows the earlier position rule, which differs for a dropped
     block at an exact boundary. Raises CheckpointTypeError or CheckpointValueError as that does.
     """
-    if rule not in _POSITION_RULES:
+    if rule not in POSITION_RULES:
         raise CheckpointValueError(
-            f"rule is {rule!r}; expected one of {', '.join(map(repr, _POSITION_RULES))}. "
+            f"rule is {rule!r}; expected one of {', '.join(map(repr, POSITION_RULES))}. "
             "Try 'current'."
         )
     seq, query = _as_int64("seq_lens", seq_lens), _as_int64("query_lens", query_lens)
@@ -432,7 +432,7 @@ def explain(
 
 def _explain_row(seq_len: int, query_len: int, g: CacheGeometry, rule: str) -> Decision:
     start = seq_len - query_len
-    position = _POSITION_RULES[rule](seq_len, g.U, g.drop_eagle_block, g.num_hash_lookahead_tokens)
+    position = POSITION_RULES[rule](seq_len, g.U, g.drop_eagle_block, g.num_hash_lookahead_tokens)
     reason = get_mamba_prefill_checkpoint_reason(start, seq_len, position, g.H, g.M, g.A)
     candidate = -(-seq_len // g.M) - 2
     accepted = reason is Reason.ACCEPTED

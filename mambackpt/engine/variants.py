@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mambackpt.errors import CheckpointValueError
 from mambackpt.planner import (
-    _POSITION_RULES,
+    POSITION_RULES,
     get_mamba_prefill_checkpoint_position,
     is_mamba_prefill_checkpoint_valid,
 )
@@ -131,7 +131,7 @@ def vllm_0_29() -> Rules:
         exports = query.alignment is not None
         return exports and not (query.drop_eagle_block or query.starts_inside_block)
 
-    return Rules("vllm-0.29", position=_POSITION_RULES["before-0.32"], runs_through=runs_through)
+    return Rules("vllm-0.29", position=POSITION_RULES["before-0.32"], runs_through=runs_through)
 
 
 def _fix(name: str) -> Rules:
