@@ -11,6 +11,7 @@ import math
 import re
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -284,14 +285,17 @@ def key_frames(frames: Sequence[Frame], *, panels: int = 6) -> list[int]:
 
 
 def filmstrip(
-    frames: Sequence[Frame], *, finding: str, panels: int = 6, medium: str = "review"
+    frames: Sequence[Frame], *, finding: str, panels: int = 6, medium: str | None = "review"
 ) -> Figure:
-    """Return the filmstrip of an animation as a figure that is headed by its finding."""
-    with style(medium):
+    """Return the filmstrip of an animation as a figure that is headed by its finding.
+
+    ``medium`` as in `mambackpt.draw.style`; None keeps the style that is in force.
+    """
+    with nullcontext() if medium is None else style(medium):
         count = len(key_frames(frames, panels=panels))
         height = lanes_height(count, caption_lines=_CAPTION_LINES)
         figure, [ax] = sheet(finding, [height], left=left_margin(["step 00"]))
-        draw_filmstrip(ax, frames, panels=panels).set_xlabel("tokens")
+        draw_filmstrip(ax, frames, panels=panels)
     return figure
 
 
@@ -305,7 +309,6 @@ class SequenceAnimation(FuncAnimation):
         with style(medium):
             height = lanes_height(1, caption_lines=_CAPTION_LINES)
             self.figure, [ax] = sheet(finding, [height])
-            ax.set_xlabel("tokens")
             lanes = Lanes(ax, caption_lines=_CAPTION_LINES)
 
         def update(number: int) -> list[Artist]:

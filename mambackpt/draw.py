@@ -46,7 +46,7 @@ MEDIA: dict[str, dict[str, object]] = {
 }
 
 Role: TypeAlias = Literal["null", "previous", "running", "checkpoint", "speculative"]
-Kind: TypeAlias = Literal["state", "checkpoint", "declined", "hit", "error"]
+Kind: TypeAlias = Literal["state", "checkpoint", "declined", "hit", "error", "shared"]
 _Colour: TypeAlias = str | tuple[float, float, float]
 _Dash: TypeAlias = Literal["-", ":"]
 
@@ -54,9 +54,10 @@ _Dash: TypeAlias = Literal["-", ":"]
 _MARKERS: dict[str, tuple[str, str, bool]] = {
     "state": ("o", STATE, True),
     "checkpoint": ("D", CHECKPOINT, True),
-    "declined": ("D", GREY, False),
+    "declined": ("D", INK, False),
     "hit": (">", HIT, True),
     "error": ("X", ERROR, True),
+    "shared": ("|", INK, True),
 }
 _EDGES = {
     "null": "#c4c4ca",
@@ -94,13 +95,13 @@ def style(medium: str = "review") -> Iterator[None]:
 
 @lru_cache(maxsize=4096)
 def text_width(text: str, weight: str = "normal") -> float:
-    """Return the width of one line of text in em, in the kit's font.
+    """Return the width of one line of text in em, in the kit's font, as wide as hinting makes it.
 
     >>> 2.5 < text_width("token") < 3.5
     True
     """
     font = FontProperties(family="DejaVu Sans", size=100, weight=weight)
-    return float(TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]) / 100
+    return float(TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]) / 97
 
 
 def wrap(text: str, width: float, weight: str = "normal") -> str:
@@ -362,8 +363,8 @@ class _Painter:
         self._marks: dict[str, Line2D] = {}
         for kind, (shape, colour, filled) in _MARKERS.items():
             [self._marks[kind]] = ax.plot(
-                [], [], shape, ms=size, mec=colour, mfc=colour if filled else "white",
-                mew=0.7 * line, zorder=4, clip_on=False,
+                [], [], shape, ms=size * (3 if shape == "|" else 1), mew=0.7 * line, mec=colour,
+                mfc=colour if filled else "white", zorder=4, clip_on=False,
             )  # fmt: skip
         self._texts: list[Text] = []
         self.begin()
@@ -392,6 +393,8 @@ class _Painter:
         self, x: float, y: float, words: str, ha: str = "center", *, va: str = "center",
         colour: str = INK, weight: str = "normal",
     ) -> None:  # fmt: skip
+        if not words:
+            return
         if self._used == len(self._texts):
             self._texts.append(
                 self.ax.text(0, 0, "", fontsize=self.em, parse_math=False, clip_on=False, zorder=5)
@@ -415,6 +418,12 @@ class _Painter:
             unused.set_visible(False)
 
 
+def _em_wide(ax: Axes, em: float) -> float:
+    """Return how many em of so many points an Axes is wide."""
+    inches = ax.get_position().width * ax.figure.get_figwidth()  # type: ignore[union-attr]
+    return float(inches * 72 / em)
+
+
 def _tint(colour: str, strength: float = 0.3) -> tuple[float, float, float]:
     red, green, blue = mpl.colors.to_rgb(colour)
     return tuple(1 - strength * (1 - part) for part in (red, green, blue))  # type: ignore[return-value]
@@ -433,27 +442,38 @@ class Lanes:
     the block-table row below the tokens that its columns stand for, keys, and the caption. Where
     columns are too narrow for words, a line of words replaces the keys. ``notes`` is the width in
     em that stays free on the right for the lanes' notes, ``caption_lines`` the lines that a caption
-    may take. Make it inside `style`; `update` needs no context.
+    may take; without ``keys`` their line is left out. Make it inside `style`; `update` needs no
+    context.
     """
 
-    def __init__(self, ax: Axes, *, notes: float = 0.0, caption_lines: int = 0) -> None:
+    def __init__(
+        self, ax: Axes, *, notes: float = 0.0, caption_lines: int = 0, keys: bool = True
+    ) -> None:
         self.ax = ax
+        self._keys = keys
         self._notes = notes
         self._caption_lines = caption_lines
         self._painter = _Painter(ax)
         ax.spines["left"].set_visible(False)
-        ax.tick_params(axis="y", length=0)
+        ax.tick_params(axis="y", length=0, pad=0.7 * self._painter.em)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens:,.0f}"))
+        ax.set_xlabel("tokens")
 
     def update(self, lanes: Sequence[Lane], *, width: int | None = None) -> Axes:
         """Draw these lanes instead of the last ones; ``width`` in tokens fixes the scale."""
         painter, ax = self._painter, self.ax
-        inches = ax.get_position().width * ax.figure.get_figwidth()  # type: ignore[union-attr]
-        whole = inches * 72 / painter.em
+        whole = _em_wide(ax, painter.em)
         tokens = max([1, *(lane.width for lane in lanes)]) if width is None else width
         self._em = tokens / (whole - self._notes)  # tokens per em
         ax.set_xlim(0, whole * self._em)
-        rows = lanes_height(1, caption_lines=self._caption_lines)
+        rows = lanes_height(1, caption_lines=self._caption_lines, keys=self._keys)
+        words = (
+            text_width(label) * self._em <= lane.block - 0.3 * self._em
+            for lane in lanes
+            for number, column in enumerate(lane.columns)
+            for label in (_role(number, column), _promise(column))
+        )
+        self._words_fit = all(words)
         painter.begin()
         for number, lane in enumerate(lanes):
             self._draw(lane, rows * number, whole - self._notes)
@@ -462,8 +482,12 @@ class Lanes:
         ax.set_yticks([rows * number + 3.3 for number in range(len(lanes))])
         ax.set_yticklabels([lane.label for lane in lanes], multialignment="right")
         ticks = MaxNLocator(7, integer=True).tick_values(0, tokens)
-        ax.set_xticks([tick for tick in ticks if 0 <= tick <= tokens])
+        spare = (1 - ax.get_position().x1) * whole / ax.get_position().width  # to the right, in em
+        room = ax.get_xlim()[1] + spare * self._em
+        halves = {tick: text_width(f"{tick:,.0f}") * self._em / 2 for tick in ticks}
+        ax.set_xticks([tick for tick in ticks if 0 <= tick <= min(tokens, room - halves[tick])])
         ax.spines["bottom"].set_bounds(0, tokens)
+        ax.xaxis.label.set_x(0.5 * tokens / ax.get_xlim()[1])
         return ax
 
     def _draw(self, lane: Lane, top: float, room: float) -> None:
@@ -471,7 +495,8 @@ class Lanes:
         self._draw_tokens(lane, top + 1.4)
         self._draw_columns(lane, top + 3.5, room)
         self._draw_marks(lane, top)
-        painter.text(0, top + 6.4, wrap(lane.caption, room), "left", va="top")
+        below = top + (6.4 if self._keys else 5.2)
+        painter.text(0, below, wrap(lane.caption, room), "left", va="top")
         if lane.note:
             right = (room + 1) * em
             painter.text(right, top + 3.3, wrap(lane.note, self._notes - 1), "left")
@@ -500,26 +525,22 @@ class Lanes:
 
     def _draw_columns(self, lane: Lane, top: float, room: float) -> None:
         painter, M, em = self._painter, lane.block, self._em
-        words_fit = True
         for number, column in enumerate(lane.columns):
             look = _look(column)
             painter.box(number * M, top, M, 1.4, *look)
             middle = (number + 0.5) * M
-            role = "" if column.role == "null" else f"{number} {column.role}"
-            for words in (role or f"{number} null", str(number)):
-                width = (text_width(words) + 0.6) * em
+            null = column.role == "null"
+            for words in (f"{number} null" if null else _role(number, column), str(number)):
+                width = (text_width(words) + 0.3) * em
                 if width <= M:
                     if look[-1]:
                         plate = (middle - width / 2, top + 0.15, width, 1.1)
                         painter.box(*plate, look[0], "none", "-", "plate")
-                    painter.text(middle, top + 0.67, words, colour=INK if role else FAINT_INK)
+                    painter.text(middle, top + 0.67, words, colour=FAINT_INK if null else INK)
                     break
-            widest = max(text_width(role), text_width(_promise(column)))
-            words_fit &= (widest + 0.6) * em <= M
-        if words_fit:
-            for number, column in enumerate(lane.columns):
-                painter.text((number + 0.5) * M, top + 2.15, _promise(column))
-        else:
+            if self._keys and self._words_fit:
+                painter.text(middle, top + 2.15, _promise(column))
+        if self._keys and not self._words_fit:
             shortened = _shorten(describe_columns(lane.columns), room)
             painter.text(0, top + 2.15, shortened, "left")
 
@@ -534,7 +555,7 @@ class Lanes:
                 into = ((mark.column + 0.5) * M, top + 3.5)
                 painter.line([*down, into], _MARKERS[mark.kind][1])
         free = 0.0  # labels run from left to right: before their mark where there is room, or after
-        for position, label in sorted(labels.items()):
+        for position, label in sorted((at, label) for at, label in labels.items() if label):
             width = (text_width(label) + 0.5) * em
             if position < lane.seq_len and position - width > free:
                 painter.text(position - 0.6 * em, top + 0.7, label, "right")
@@ -543,6 +564,11 @@ class Lanes:
                 x = max(free, position + 0.6 * em * (position < lane.seq_len))
                 painter.text(x, top + 0.7, label, "left")
                 free = x + width
+
+
+def _role(number: int, column: Column) -> str:
+    """The words in a column that is not null."""
+    return "" if column.role == "null" else f"{number} {column.role}"
 
 
 def _promise(column: Column) -> str:
@@ -571,9 +597,9 @@ def _look(column: Column) -> tuple[_Colour, _Colour, _Dash, str]:
     return face, _EDGES[column.role], dash, ""
 
 
-def lanes_height(count: int, *, caption_lines: int = 0) -> float:
+def lanes_height(count: int, *, caption_lines: int = 0, keys: bool = True) -> float:
     """Return the height of so many lanes in em."""
-    return count * (6.9 + 1.25 * caption_lines)
+    return count * ((6.9 if keys else 5.7) + 1.25 * caption_lines)
 
 
 def draw_lanes(
@@ -582,6 +608,7 @@ def draw_lanes(
     *,
     notes: float = 0.0,
     caption_lines: int = 0,
+    keys: bool = True,
     width: int | None = None,
 ) -> Axes:
     """Draw lanes, one below the other, and return the Axes.
@@ -593,12 +620,13 @@ def draw_lanes(
 
     The arguments are those of `Lanes`; keep a `Lanes` instead to draw again and again.
     """
-    return Lanes(ax, notes=notes, caption_lines=caption_lines).update(lanes, width=width)
+    drawn = Lanes(ax, notes=notes, caption_lines=caption_lines, keys=keys)
+    return drawn.update(lanes, width=width)
 
 
 def left_margin(labels: Iterable[str]) -> float:
     """Return the left margin in em that lane or bar labels need."""
-    return 1.5 + max(
+    return 2.1 + max(
         (text_width(line) for label in labels for line in label.split("\n")), default=0
     )
 
@@ -684,8 +712,7 @@ def draw_bars(
         ax.annotate(
             text, (end, row), (0.5 * em, -0.05 * em), textcoords="offset points", va="center"
         )
-    inches = ax.get_position().width * ax.figure.get_figwidth()  # type: ignore[union-attr]
-    whole = inches * 72 / em
+    whole = _em_wide(ax, em)
     widest = max((text_width(text) for text in said), default=0) + 1
     longest = max([*values, *(high for _, high in bands)], default=0) or 1
     ax.set_xlim(0, longest * whole / (whole - widest))
@@ -693,7 +720,9 @@ def draw_bars(
     ax.set_yticks(range(len(labels)), labels)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ticks = [tick for tick in MaxNLocator(5).tick_values(0, longest) if 0 <= tick <= longest]
+    ax.set_xticks(ticks)
+    ax.spines["bottom"].set_bounds(0, longest)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     ax.set_xlabel(unit)
     return ax
