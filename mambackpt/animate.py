@@ -10,7 +10,7 @@ import html
 import math
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -34,6 +34,7 @@ from mambackpt.draw import (
     sheet,
     style,
 )
+from mambackpt.engine import Frame as EngineFrame
 from mambackpt.engine import Request, Run, Settings, simulate
 from mambackpt.engine.events import Allocated, Event, Hit, Keyed, Scheduled, Written
 from mambackpt.engine.simulation import Cell, TableRow
@@ -117,7 +118,8 @@ def run_frames(run: Run, *, most: int = MOST_FRAMES) -> list[Frame]:
     CheckpointValueError where more than ``most`` frames would be needed.
     """
     block = run.settings.mamba_block_size
-    steps = [step for frame in run.frames() for step in _Step.of_rows(frame.events, frame.rows)]
+    prompts = {request.name: len(request.prompt) for request in run.requests}
+    steps = [step for frame in run.frames() for step in _Step.of_rows(frame, prompts)]
     runs = [list(same) for _, same in groupby(steps, lambda s: (s.row.request, s.is_decode))]
     chunks = sum(len(same) for same in runs if not same[0].is_decode)
     # A chunk has up to three frames of its own; the rest of them is shared for moving along.
@@ -125,7 +127,8 @@ def run_frames(run: Run, *, most: int = MOST_FRAMES) -> list[Frame]:
     frames: list[Frame] = []
     for same in runs:
         if same[0].is_decode:
-            words = f"{same[0].row.request}: {len(same)} tokens are generated, one per step."
+            name, tokens = same[0].row.request, same[-1].row.computed - same[0].start
+            words = f"{name}: {tokens:,} tokens are generated in {len(same):,} steps."
             frames.append(Frame(same[-1].lane(block, same[-1].end), words, is_key=False))
         else:
             for step in same:
@@ -146,20 +149,18 @@ class _Step:
     events: tuple[Event, ...]
     start: int
     end: int
-
-    @property
-    def is_decode(self) -> bool:
-        return self.end - self.start == 1
+    is_decode: bool
 
     @classmethod
-    def of_rows(cls, events: Sequence[Event], rows: Sequence[TableRow]) -> "list[_Step]":
+    def of_rows(cls, step: EngineFrame, prompts: Mapping[str, int]) -> "list[_Step]":
         steps = []
-        for row in rows:
-            mine = tuple(e for e in events if e.request == row.request)
-            query = [e for e in mine if isinstance(e, Scheduled)]
+        for row in step.rows:
+            mine = [event for event in step.events if event.request == row.request]
+            query = [event for event in mine if isinstance(event, Scheduled)]
             if row.group == _GROUP and query:
                 seen = tuple(e for e in mine if getattr(e, "group", _GROUP) == _GROUP)
-                steps.append(cls(row, seen, query[0].start, query[0].end))
+                start, end = query[0].start, query[0].end
+                steps.append(cls(row, seen, start, end, start >= prompts[row.request]))
         return steps
 
     def frames(self, block: int, walk: int) -> list[Frame]:
@@ -305,18 +306,21 @@ class SequenceAnimation(FuncAnimation):
     def __init__(self, frames: Sequence[Frame], *, finding: str, medium: str = "review") -> None:
         self.story = tuple(frames)
         self.medium = medium
-        width = _width(frames)
+        self._scale = _width(frames)
         with style(medium):
             height = lanes_height(1, caption_lines=_CAPTION_LINES)
             self.figure, [ax] = sheet(finding, [height])
-            lanes = Lanes(ax, caption_lines=_CAPTION_LINES)
-
-        def update(number: int) -> list[Artist]:
-            return [lanes.update([self.story[number].captioned], width=width)]
-
+            self._lanes = Lanes(ax, caption_lines=_CAPTION_LINES)
         super().__init__(
-            self.figure, update, len(frames), interval=1200, repeat=False, cache_frame_data=False
+            *(self.figure, self.update, len(frames)),
+            interval=1200,
+            repeat=False,
+            cache_frame_data=False,
         )
+
+    def update(self, number: int) -> list[Artist]:
+        """Draw one frame, counted from 0."""
+        return [self._lanes.update([self.story[number].captioned], width=self._scale)]
 
 
 def animate_sequence(

@@ -1,0 +1,89 @@
+"""Showing: alt text is required, a PNG lies beside the HTML, figures are closed."""
+
+import base64
+import re
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.figure import Figure
+
+from mambackpt import CheckpointValueError
+from mambackpt.figures import draw_figure
+from mambackpt.show import figure_html, figure_png, show, show_animation, show_table
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """What a notebook would receive, one mapping of kinds to contents per display."""
+    bundles: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        "IPython.display.display", lambda thing: bundles.append(thing._repr_mimebundle_())
+    )
+    return bundles
+
+
+def test_a_figure_is_shown_with_its_alt_text_and_closed(shown: list[dict[str, str]]) -> None:
+    figure, _ = plt.subplots()
+    show(figure, alt='7,680 < 8,000 & "kept"', caption="Notice the column.")
+    [bundle] = shown
+    assert set(bundle) == {"text/plain", "text/html", "image/png"}
+    page = bundle["text/html"]
+    assert page.startswith("<figure")
+    assert 'alt="7,680 &lt; 8,000 &amp; &quot;kept&quot;"' in page
+    assert "<figcaption>Notice the column.</figcaption></figure>" in page
+    embedded = re.search(r"base64,([^\"]+)", page)
+    assert embedded is not None
+    assert embedded[1] == bundle["image/png"]
+    assert base64.b64decode(embedded[1]).startswith(b"\x89PNG")
+    assert not plt.fignum_exists(figure.number)
+    assert figure.axes == []
+
+
+@pytest.mark.parametrize("alt", ["", "  \n"])
+def test_a_blank_alt_text_is_refused_and_the_figure_closed(
+    alt: str, shown: list[dict[str, str]]
+) -> None:
+    figure, _ = plt.subplots()
+    with pytest.raises(CheckpointValueError, match=r"alt is .* Try the finding"):
+        show(figure, alt=alt)
+    assert shown == []
+    assert not plt.fignum_exists(figure.number)
+    with pytest.raises(CheckpointValueError):
+        figure_html(b"", alt=alt)
+
+
+def test_alt_is_required() -> None:
+    with pytest.raises(TypeError):
+        show(Figure())  # type: ignore[call-arg]
+
+
+def test_a_picture_is_small_and_the_same_on_every_run() -> None:
+    pictures = [figure_png(draw_figure("where-it-lands").figure) for _ in range(2)]
+    assert pictures[0] == pictures[1]
+    assert len(pictures[0]) < 40_000, "a notebook of six such figures stays below 300 kB"
+
+
+def test_the_filmstrip_comes_before_the_player(shown: list[dict[str, str]]) -> None:
+    show_animation(Figure(figsize=(1, 1)), "<div>player</div>", alt="Six steps.")
+    assert [sorted(bundle) for bundle in shown] == [
+        ["image/png", "text/html", "text/plain"],
+        ["text/html", "text/plain"],
+    ]
+    assert shown[1]["text/html"] == "<div>player</div>"
+    with pytest.raises(CheckpointValueError):
+        show_animation(Figure(figsize=(1, 1)), "<div>player</div>", alt="")
+    assert len(shown) == 2
+
+
+def test_a_table_aligns_numbers_and_escapes_words(shown: list[dict[str, str]]) -> None:
+    show_table(["model", "block"], [["<K3>", 11392], ["B", 528]], caption="Tokens per block.")
+    [bundle] = shown
+    assert bundle["text/plain"].splitlines() == [
+        "Tokens per block.",
+        "model  block",
+        "<K3>   11,392",
+        "B      528",
+    ]
+    assert "&lt;K3&gt;" in bundle["text/html"]
+    assert '<td style="text-align:right">11,392</td>' in bundle["text/html"]
+    assert "<caption>Tokens per block.</caption>" in bundle["text/html"]
