@@ -50,14 +50,15 @@ _GROUP = 1  # the first recurrent group; the others move alike
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One step of an animation: a lane, the sentence that goes with it, and whether it is key.
+    """One step of an animation: a lane, the sentence that goes with it, and its weight.
 
-    A filmstrip shows key frames.
+    A filmstrip shows frames of weight 2 (a lookup, a query's end) first, then of weight 1; never
+    those of weight 0, in which the sequence only moves along.
     """
 
     lane: Lane
     sentence: str
-    is_key: bool = True
+    weight: int = 1
 
     @property
     def captioned(self) -> Lane:
@@ -129,7 +130,7 @@ def run_frames(run: Run, *, most: int = MOST_FRAMES) -> list[Frame]:
         if same[0].is_decode:
             name, tokens = same[0].row.request, same[-1].row.computed - same[0].start
             words = f"{name}: {tokens:,} tokens are generated in {len(same):,} steps."
-            frames.append(Frame(same[-1].lane(block, same[-1].end), words, is_key=False))
+            frames.append(Frame(same[-1].lane(block, same[-1].end), words, weight=0))
         else:
             for step in same:
                 frames += step.frames(block, walk)
@@ -167,37 +168,47 @@ class _Step:
         """Look up, reserve, move along, end: what the step does, one frame after the other."""
         name, frames = self.row.request, []
         allocated = [e for e in self.events if isinstance(e, Allocated)]
-        written = {e.position: e for e in self.events if isinstance(e, Written)}
-        keyed = [e for e in self.events if isinstance(e, Keyed)]
-        columns = {cell.block: cell.column for cell in self.row.cells}
+        written = {e.position: e.column for e in self.events if isinstance(e, Written)}
         hits = [e for e in self.events if isinstance(e, Hit)]
         for hit in hits:
-            words = f"{name}: a lookup finds the state after {hit.position:,} tokens."
-            frames.append(Frame(self.lane(block, self.start), words))
+            lane = self.lane(block, self.start)
+            held = lane.columns[(hit.position - 1) // block].held
+            words = f"{name}: a lookup finds the state after {hit.position:,} tokens"
+            words += "." if held == hit.position else f", but the block holds that after {held:,}."
+            frames.append(Frame(lane, words, weight=2))
         reserved = ", ".join(f"column {e.column} ({e.role})" for e in allocated)
         words = f"{name}: tokens {self.start:,} to {self.end:,} are scheduled."
         words += f" Reserved: {reserved}." if reserved else ""
-        frames.append(Frame(self.lane(block, self.start, waiting=True), words, is_key=not hits))
-        for head in self._heads(block, walk, written):
-            here = written.get(head)
+        lane = self.lane(block, self.start, waiting=True)
+        frames.append(Frame(lane, words, weight=0 if hits else 1))
+        for head in self._heads(block, walk, set(written)):
             words = f"{name}: {head:,} tokens in. "
             words += (
-                f"The kernel emits this state: it is stored in column {here.column}."
-                if here
+                f"The kernel emits this state: it is stored in column {written[head]}."
+                if head in written
                 else "This state exists in the kernel only: the next token overwrites it."
             )
-            frames.append(Frame(self.lane(block, head), words, is_key=here is not None))
-        words = f"{name}: the query ends."
-        if self.end in written:
-            column = written[self.end].column
-            [cell] = [cell for cell in self.row.cells if cell.column == column]
-            words += f" Column {column} holds the state after {cell.held:,} tokens."
-        for key in keyed:
-            words += f" Key {key.position:,} leads to column {columns.get(key.block, '?')}."
-        frames.append(Frame(self.lane(block, self.end, done=True), words))
+            frames.append(Frame(self.lane(block, head), words, weight=int(head in written)))
+        words = f"{name}: the query ends.{self._told_at_the_end()}"
+        frames.append(Frame(self.lane(block, self.end, done=True), words, weight=2))
         return frames
 
-    def _heads(self, block: int, walk: int, written: dict[int, Written]) -> list[int]:
+    def _told_at_the_end(self) -> str:
+        """What the last frame says about the states that were written and keyed."""
+        cells, told = {cell.block: cell for cell in self.row.cells}, ""
+        for event in self.events:
+            cell = cells.get(getattr(event, "block", -1))
+            if cell is None or cell.held is None:
+                continue
+            if isinstance(event, Written) and event.position == self.end:
+                other = "" if cell.held == self.end else ", which are not the request's"
+                told += f" Column {cell.column} holds the state after {cell.held:,} tokens{other}."
+            elif isinstance(event, Keyed):
+                other = "" if cell.right else f", which holds the state after {cell.held:,}"
+                told += f" Key {event.position:,} leads to column {cell.column}{other}."
+        return told
+
+    def _heads(self, block: int, walk: int, written: set[int]) -> list[int]:
         """The positions at which the moving sequence is shown: boundaries, and every write."""
         boundaries = range((self.start // block + 1) * block, self.end, block)
         stride = math.ceil(len(boundaries) / walk) if boundaries else 1
@@ -218,24 +229,32 @@ class _Step:
         hits = {e.block: e.position for e in self.events if isinstance(e, Hit)}
         reserved = {e.column for e in self.events if isinstance(e, Allocated)}
         columns = [Column()] * self.row.width
+        lookup = head == self.start and not waiting  # which comes before any reservation
         for cell in self.row.cells:
             keys = [key for key in cell.keyed if done or (cell.block, key) not in entered]
-            if cell.column in reserved and cell.block not in hits:
-                if head == self.start and not waiting:
-                    continue  # a lookup comes before any reservation
-                before = None
-            else:
-                before = self.start  # a block that is written again still holds the last state
-            held = cell.held if written.get(cell.column, 0) <= head else before
-            columns[cell.column] = _column(cell, keys, held, head)
+            fresh = cell.column in reserved and cell.block not in hits
+            if not (fresh and lookup):
+                before = None if fresh else self.start  # what a block holds until it is written
+                held = cell.held if written.get(cell.column, 0) <= head else before
+                columns[cell.column] = _column(cell, keys, held, head)
+            elif at := {(at - 1) // block: at for at in hits.values()}.get(cell.column):
+                # The block that was found is copied to this column, and perhaps written on.
+                ahead = self.end - at if cell.column in written else 0
+                found = (cell.held or 0) - ahead
+                columns[cell.column] = Column("previous", found, at, right=found == at)
         marks = [Mark(at, "hit", (at - 1) // block) for at in hits.values()]
-        for column, position in written.items():
-            if position <= min(head, self.end - 1):
-                marks.append(Mark(position, "checkpoint", column))
+        marks += [
+            Mark(position, "checkpoint", number)
+            for number, position in written.items()
+            if position <= min(head, self.end - 1)
+        ]
         if self.start < head and head not in [mark.position for mark in marks]:
-            marks.append(Mark(head, "state", {p: c for c, p in written.items()}.get(head)))
+            marks.append(
+                Mark(head, "state", {at: number for number, at in written.items()}.get(head))
+            )
         for at, mark in enumerate(marks):
-            if mark.column is not None and not columns[mark.column].right:
+            column = columns[mark.column] if mark.column is not None else Column()
+            if not column.right and not (mark.kind == "hit" and column.held == mark.position):
                 marks[at] = replace(mark, kind="error")
         ends = (head,) if head > self.start else ()
         return Lane(
@@ -265,9 +284,8 @@ def draw_frame(ax: Axes, frame: Frame, *, width: int | None = None) -> Axes:
 def draw_filmstrip(ax: Axes, frames: Sequence[Frame], *, panels: int = 6) -> Axes:
     """Draw the key frames of an animation below each other, and return the Axes.
 
-    Where there are more key frames than ``panels``, the first, the last and evenly spaced ones
-    between them; the labels count the animation's steps from 1. Raises CheckpointValueError for
-    fewer than two panels.
+    Where there are more key frames than ``panels``, evenly spaced ones; the labels count the
+    animation's steps from 1. Raises CheckpointValueError for fewer than two panels.
     """
     lanes = [
         replace(frames[at].captioned, label=f"step {at + 1}")
@@ -277,12 +295,20 @@ def draw_filmstrip(ax: Axes, frames: Sequence[Frame], *, panels: int = 6) -> Axe
 
 
 def key_frames(frames: Sequence[Frame], *, panels: int = 6) -> list[int]:
-    """Return which frames a filmstrip of at most so many panels shows, counted from 0."""
+    """Return which frames a filmstrip of at most so many panels shows, counted from 0.
+
+    >>> key_frames(sequence_frames(8000, CacheGeometry(1536, 1536, 16, 1536)))
+    [0, 5, 6, 7, 9]
+    """
     panels = checked_int("panels", panels, least=2, unit="panels")
-    keys = [at for at, frame in enumerate(frames) if frame.is_key]
-    if len(keys) <= panels:
-        return keys
-    return [keys[round(at * (len(keys) - 1) / (panels - 1))] for at in range(panels)]
+    shown: list[int] = []
+    for weight in (2, 1):
+        keys = [at for at, frame in enumerate(frames) if frame.weight == weight]
+        room = panels - len(shown)
+        if len(keys) > room:
+            keys = [keys[round(n * (len(keys) - 1) / max(1, room - 1))] for n in range(room)]
+        shown += keys
+    return sorted(shown)
 
 
 def filmstrip(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from mambackpt.animate import filmstrip, sequence_finding, sequence_frames
+from mambackpt.animate import filmstrip, key_frames, sequence_finding, sequence_frames
 from mambackpt.draw import (
     MEDIA,
     Column,
@@ -346,7 +346,7 @@ def sequence() -> Drawing:
     """The filmstrip of a prompt of 8,000 tokens that moves across blocks, and of its repeat."""
     frames = sequence_frames(8000, CacheGeometry(1536, 1536, 16, 1536))
     finding = sequence_finding(frames)
-    alt = " ".join(frame.sentence for frame in frames if frame.is_key)
+    alt = " ".join(frames[at].sentence for at in key_frames(frames))
     return Drawing(filmstrip(frames, finding=finding, medium=None), finding, alt)
 
 

@@ -99,9 +99,14 @@ def test_a_wrong_state_is_drawn_as_an_error_from_its_key_to_its_restore() -> Non
     assert first.lane.label == "B"
     [column] = [column for column in first.lane.columns if not column.right]
     assert (column.key, column.held) == (128, 96)
-    assert "Key 128 leads to column 1" in first.sentence
+    assert "Key 128 leads to column 1, which holds the state after 96." in first.sentence
     restored = [frame for frame in wrong if frame.lane.label == "C"]
     assert [mark.kind for mark in restored[0].lane.marks] == ["error"]
+    assert "finds the state after 128 tokens, but the block holds that after 96" in (
+        restored[0].sentence
+    )
+    for frame in (first, restored[0]):
+        assert frames.index(frame) in key_frames(frames), "the filmstrip shows it"
     last = restored[-1].lane.columns[2]
     assert (last.role, last.right) == ("running", False), "the error is passed on"
 
@@ -122,7 +127,7 @@ def test_decode_steps_share_a_frame() -> None:
 
 def test_a_prefill_of_one_token_is_no_decode_step() -> None:
     frames = sequence_frames(1, TOY)
-    assert [frame.is_key for frame in frames] == [True] * 4
+    assert [frame.weight for frame in frames] == [1, 2, 1, 2]
 
 
 @settings(max_examples=40)
@@ -147,8 +152,8 @@ def test_frames_end_as_the_engine_does(
     finding = sequence_finding(frames)
     assert (f"after {resumed:,}." in finding) if resumed else ("no state" in finding)
     strip = key_frames(frames)
-    assert strip[0] == min(i for i, frame in enumerate(frames) if frame.is_key)
-    assert len(strip) <= 6
+    assert strip == sorted(set(strip))
+    assert 2 <= len(strip) <= 6
     assert strip[-1] == len(frames) - 1
 
 
