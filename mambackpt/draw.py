@@ -854,6 +854,9 @@ def draw_heatmap(
     """
     low, high = (float(limit) for limit in limits)
     ax.imshow(np.asarray(values, float), vmin=low, vmax=high, cmap="cividis", aspect="auto")
+    ax.set_xticks([at + 0.5 for at in range(len(columns) - 1)], minor=True)
+    ax.set_yticks([at + 0.5 for at in range(len(rows) - 1)], minor=True)
+    ax.grid(which="minor", color="white", linewidth=1.5)
     for row, line in enumerate(values):
         for at, value in enumerate(line):
             text = f"{value:,.6g}" if words is None else words[row][at]
@@ -861,6 +864,6 @@ def draw_heatmap(
             ax.text(at, row, text, ha="center", va="center", color="black" if dark else "white")
     ax.set_xticks(range(len(columns)), columns)
     ax.set_yticks(range(len(rows)), rows)
-    ax.tick_params(length=0)
+    ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
     return ax

@@ -22,13 +22,12 @@ from mambackpt.figures import (
     save_figure,
     smallest_outside,
     smallest_refused,
+    wrong_restores,
 )
 from mambackpt.models import PRESETS
 from mambackpt.planner import get_mamba_prefill_checkpoint_reason
 
-EACH = pytest.mark.parametrize(
-    ("name", "medium"), list(itertools.product(FIGURES, MEDIA)), ids="-".join
-)
+EACH = pytest.mark.parametrize(("name", "medium"), list(itertools.product(FIGURES, MEDIA)))
 _drawn: dict[tuple[str, str], Drawing] = {}
 
 
@@ -282,3 +281,24 @@ def test_a_figure_is_added_by_one_decorated_function(monkeypatch: pytest.MonkeyP
     assert draw_figure("mine", medium="slide").figure.get_figwidth() == 10
     with style():
         assert mine().figure.get_figwidth() == pytest.approx(7.2)
+
+
+def test_wrong_restores_are_counted_by_the_lockstep_check() -> None:
+    found = wrong_restores()
+    assert all(counts.wrong_restores > 0 for counts in found["vllm-0.33"].values())
+    for name, row in found.items():
+        for counts in row.values():
+            assert counts.requests == 720
+            assert name == "vllm-0.33" or counts.wrong_restores == 0
+    counts = found["vllm-0.33"]["R = 0"]
+    assert f"{counts.wrong_restores} of {counts.hits}" in words_of("wrong-restores")
+    assert "model" in drawing_of("wrong-restores", "review").finding, "seen on a CPU only"
+
+
+def test_the_smallest_failure_shows_the_key_and_what_its_block_holds() -> None:
+    """S03, vllm PR #51113: a block is keyed at its end and holds the state it began with."""
+    words = words_of("smallest-failure")
+    assert "key 64 ≠ 32" in words
+    assert "promises 64 tokens and restores the state of 32" in (
+        drawing_of("smallest-failure", "review").finding
+    )
