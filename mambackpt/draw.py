@@ -639,21 +639,24 @@ def draw_block_table(ax: Axes, rows: Mapping[str, Sequence[Column]]) -> Axes:
     ...     _, [ax] = sheet("Two blocks are enough.", [table_height(1)], left=6)
     ...     ax = draw_block_table(ax, {"request A": row})
 
-    A cell shows its block in the pool and, below it, its role and key; nulls show a dash.
+    A cell shows the number of its block and, below it, its role and key; nulls show a dash.
     """
     painter = _Painter(ax)
     columns = max((len(row) for row in rows.values()), default=0)
+    cell = _em_wide(ax, painter.em) / max(1, columns)
+    shown = [column.role for row in rows.values() for column in row if column.role != "null"]
+    stagger = any(text_width(role) + 0.6 > cell for role in shown)
     for number, row in enumerate(rows.values()):
         for at, column in enumerate(row):
             top, look = table_height(number), _look(column)
             painter.box(at, top + 0.2, 1, 1.4, *look)
-            words = "–" if column.block is None else f"block {column.block}"
             if look[-1]:
                 painter.box(at + 0.2, top + 0.35, 0.6, 1.1, look[0], "none", "-", "plate")
-            painter.text(at + 0.5, top + 0.87, words)
+            painter.text(at + 0.5, top + 0.87, "–" if column.block is None else f"{column.block}")
             if column.role != "null":
-                below = f"{column.role}\n{_promise(column)}".strip()
-                painter.text(at + 0.5, top + 1.8, below, va="top")
+                # Words that are wider than their column stand on two lines in turn.
+                painter.text(at + 0.5, top + 2.4 + 1.25 * (stagger and at % 2), column.role)
+                painter.text(at + 0.5, top + 3.65 + 1.25 * stagger, _promise(column))
     painter.end()
     ax.set_xlim(0, max(1, columns))
     ax.set_ylim(table_height(max(1, len(rows))), 0)
@@ -661,13 +664,13 @@ def draw_block_table(ax: Axes, rows: Mapping[str, Sequence[Column]]) -> Axes:
     ax.set_yticks([table_height(number) + 0.9 for number in range(len(rows))], list(rows))
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    ax.set_xlabel("column")
+    ax.set_xlabel("column (a cell shows its block)")
     return ax
 
 
 def table_height(rows: int) -> float:
     """Return the height of so many block-table rows in em."""
-    return 5.0 * rows
+    return 6.2 * rows
 
 
 def draw_bars(
