@@ -20,18 +20,18 @@ from mambackpt.animate import Frame, sequence_finding, sequence_frames
 from mambackpt.draw import (
     Lane,
     Lanes,
+    _balanced,
     describe_columns,
     lanes_height,
     left_margin,
     planned_lane,
     sheet,
     style,
-    wrap,
 )
 from mambackpt.errors import CheckpointError, CheckpointValueError
 from mambackpt.geometry import CacheGeometry, checked_int
 from mambackpt.planner import Decision, Reason, explain
-from mambackpt.show import figure_html
+from mambackpt.show import figure_html, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class _Screen:
         """Draw another view in place of the last one."""
         em = float(self._head.get_fontsize())
         room = self.figure.get_figwidth() * 72 / em - 1.6
-        self._head.set_text(wrap(view.finding, room, "bold"))
+        self._head.set_text(_balanced(view.finding, room))
         self._lanes.update(view.lanes)
         return self.figure
 
@@ -184,6 +184,17 @@ def draw_view(view: View) -> Figure:
     'The state after 7680 tokens is saved 7680 to'
     """
     return _Screen(view).draw(view)
+
+
+def show_view(view: View, *, dpi: int = 96) -> None:
+    """Display what an explorer shows for a view: for a page without a kernel.
+
+    >>> show_view(View("Nothing is computed.", ()))
+    <figure: Nothing is computed.>
+
+    ``dpi`` as in `mambackpt.show.show`.
+    """
+    show(draw_view(view), alt=view.alt, caption="", dpi=dpi)
 
 
 # What each control drives, by the name of the function that shows it: a cell that is run again
@@ -299,11 +310,11 @@ def _explore_geometry(
     lengths = dict([first, second])
     screen = _Screen(view(first[1].value, second[1].value, geometry))
 
-    def show(M: int, H: int, U: int, A: int | None, drop: bool, **lengths: int) -> str:
+    def page(M: int, H: int, U: int, A: int | None, drop: bool, **lengths: int) -> str:
         one, other = lengths.values()
         return screen.page(view(one, other, CacheGeometry(H, M, A, U, drop)))
 
-    return explore(show, **lengths, **_geometry_controls(geometry))
+    return explore(page, **lengths, **_geometry_controls(geometry))
 
 
 def explore_placement(
