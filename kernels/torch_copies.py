@@ -172,15 +172,19 @@ def store_rows(*, plan: CopyPlan | None = None, **inputs: Unpack[CopyInputs]) ->
     """
     rows = read_rows(**inputs) if plan is None else plan.rows
     conv_state, raw_qkv, S = inputs["conv_state"], inputs["raw_qkv"], inputs["state_len"]
+    step = max(1, _SERIAL_ELEMENTS // max(S, 1))
     for copy in rows:
-        if 0 < len(copy.tokens) < S:
+        tokens = copy.tokens
+        if 0 < len(tokens) < S:
             _store_window(copy, inputs)
-            continue
-        for column, token in enumerate(copy.tokens):
-            target, source = conv_state[copy.block, :, column], raw_qkv[token]
-            for part in range(0, len(source), _SERIAL_ELEMENTS):
-                channels = slice(part, part + _SERIAL_ELEMENTS)
-                target[channels].copy_(source[channels])
+        elif tokens:
+            follow = tokens == list(range(tokens[0], tokens[0] + S))
+            source = raw_qkv[tokens[0] : tokens[0] + S] if follow else raw_qkv[tokens]
+            # Channels last on both sides: torch then walks along the inputs as they lie.
+            window = conv_state[copy.block, :, :S].T
+            for first in range(0, source.shape[1], step):
+                channels = slice(first, first + step)
+                window[:, channels].copy_(source[:, channels])
     pool, checkpoint = _recurrent(inputs)
     if pool is None or checkpoint is None:
         return
