@@ -47,6 +47,15 @@ def element_offset(index, stride, unit: tl.constexpr):
 
 
 @triton.jit
+def channel_offsets(start, first, rounds, lanes, stride):
+    """Elements from ``start`` on to channels ``first + rounds + lanes``.
+
+    Summed in this order, the addresses of one lane differ by constants, which costs no registers.
+    """
+    return start + first * stride + rounds.to(tl.int64) * stride + lanes.to(tl.int64) * stride
+
+
+@triton.jit
 def checkpoint_of_row(
     row,
     offsets,
@@ -171,29 +180,28 @@ def store_cache_checkpoints_kernel(
         if has_window & (tile >= STATE_TILES):
             column = ((tile - STATE_TILES) % STATE_LEN).to(tl.int64)
             first = ((tile - STATE_TILES) // STATE_LEN).to(tl.int64) * WINDOW_TILE
-            # Two axes, so that the addresses of one lane's channels differ by constants.
             rounds = tl.arange(0, WINDOW_TILE // WINDOW_LANES)[:, None] * WINDOW_LANES
             lanes = tl.arange(0, WINDOW_LANES)[None, :]
-            channel = first + rounds + lanes
             channels = tl.minimum(WIDTH - first, WINDOW_TILE).to(tl.int32)
             within = None if WIDTH % WINDOW_TILE == 0 else rounds + lanes < channels
-            window_start = element_offset(block, conv_block_stride, CONV_UNIT)
-            slot = window_start + column * CONV_TOKEN_STRIDE + channel * CONV_CHANNEL_STRIDE
+            slot = element_offset(block, conv_block_stride, CONV_UNIT) + column * CONV_TOKEN_STRIDE
+            slot = channel_offsets(slot, first, rounds, lanes, CONV_CHANNEL_STRIDE)
             token = query_start + offset - STATE_LEN + column
             if token >= query_start:
                 if token_indices is not None:
                     token = tl.load(token_indices + token).to(tl.int64)
-                token_start = element_offset(token, raw_token_stride, RAW_UNIT)
-                step = channel if CHANNELS_ADJACENT else channel * raw_channel_stride
-                inputs = tl.load(raw_qkv + token_start + step, mask=within)
+                place = element_offset(token, raw_token_stride, RAW_UNIT)
+                stride = 1 if CHANNELS_ADJACENT else raw_channel_stride
+                place = channel_offsets(place, first, rounds, lanes, stride)
+                inputs = tl.load(raw_qkv + place, mask=within)
                 inputs = inputs.to(conv_state.dtype.element_ty)
                 tl.store(conv_state + slot, inputs, mask=within)
             elif initial_windows is not None:
                 # The window before this query ends where it starts: older inputs come from there.
-                earlier_start = element_offset(row, initial_row_stride, 1)
-                earlier_start += (offset + column) * INITIAL_TOKEN_STRIDE
-                step = channel * INITIAL_CHANNEL_STRIDE
-                earlier = tl.load(initial_windows + earlier_start + step, mask=within)
+                place = element_offset(row, initial_row_stride, 1)
+                place += (offset + column) * INITIAL_TOKEN_STRIDE
+                place = channel_offsets(place, first, rounds, lanes, INITIAL_CHANNEL_STRIDE)
+                earlier = tl.load(initial_windows + place, mask=within)
                 earlier = earlier.to(conv_state.dtype.element_ty)
                 tl.store(conv_state + slot, earlier, mask=within)
 

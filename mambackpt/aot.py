@@ -381,10 +381,12 @@ def _accesses(assembly: str) -> tuple[Access, ...]:
             r'^\s*\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]+)"', assembly, re.M
         )
     }
-    buffer, found = "", Counter[tuple[str, str, int]]()
+    buffer, inline, found = "", False, Counter[tuple[str, str, int]]()
     for line in assembly.splitlines():
+        # Lines of inline assembly count on from the source line that they stand for.
+        inline = "begin inline asm" in line or (inline and "end inline asm" not in line)
         location = re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", line)
-        if location:
+        if location and not inline:
             buffer = _buffer_of_line(files[location[1]]).get(int(location[2]), "")
         nvidia, amd = _NVIDIA_ACCESS.search(line), _AMD_ACCESS.match(line)
         if nvidia:
