@@ -460,19 +460,19 @@ def describe_reason(
     match reason:
         case Reason.ACCEPTED:
             return (
-                f"The state after {position} tokens is saved {position - start} tokens into the "
-                f"query, in column {column}, and keyed by {position}."
+                f"The state after {_tokens(position)} is saved {_tokens(position - start)} into "
+                f"the query, in column {column}, and keyed by {position}."
             )
         case Reason.CANNOT_EXPORT:
             return "The prefill kernel of this layer cannot emit a state inside a query."
         case Reason.START_OFF_HASH_GRID:
             return (
                 f"The query starts at {start}, which is not a multiple of the hash unit "
-                f"({H} tokens)."
+                f"({_tokens(H)})."
             )
         case Reason.COLUMN_TAKEN if column < 0:
             return (
-                f"The query ends at {end}, inside the first block of {M} tokens: there is no "
+                f"The query ends at {end}, inside the first block of {_tokens(M)}: there is no "
                 "column before the running state's."
             )
         case Reason.COLUMN_TAKEN if start % M == 0:
@@ -492,7 +492,7 @@ def describe_reason(
             )
         case Reason.NO_BLOCK_GAINED:
             return (
-                f"The last reusable position is {position}, less than one hash unit ({H} tokens) "
+                f"The last reusable position is {position}, less than one hash unit ({_tokens(H)}) "
                 f"after the query's start at {start}: nothing would be gained."
             )
         case Reason.NOT_INSIDE_QUERY:
@@ -501,6 +501,10 @@ def describe_reason(
             )
         case Reason.OFF_KERNEL_GRID:
             return (
-                f"The position {position} is {position - start} tokens into the query, which is "
-                f"not a multiple of the {A} tokens at which the kernel can emit a state."
+                f"The position {position} is {_tokens(position - start)} into the query, which is "
+                f"not a multiple of the {_tokens(A or 0)} at which the kernel can emit a state."
             )
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"
