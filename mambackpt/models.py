@@ -8,7 +8,7 @@ comes from. To add a model, add one line to `PRESETS`, or read its config.json w
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import lcm, prod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,7 +41,7 @@ def bytes_of(dtype: str) -> int:
 
 
 def _shard(name: str, size: int, ranks: int) -> int:
-    if size % ranks:
+    if size % checked_int("ranks", ranks, unit="tensor-parallel ranks"):
         raise CheckpointValueError(
             f"{name} is {size}, which {ranks} tensor-parallel ranks do not divide; expected a "
             f"multiple of {ranks}. Try fewer ranks."
@@ -50,13 +50,23 @@ def _shard(name: str, size: int, ranks: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrentLayer:
+class _Layer:
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            size = getattr(self, field.name)
+            if size is not None:
+                checked_int(f"{field.name} of {type(self).__name__}", size, unit="elements")
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentLayer(_Layer):
     """One recurrent layer: what `Mamba1`, `Mamba2`, `GDN`, `KDA` and the others share.
 
     >>> GDN(key_heads=16, value_heads=32, head_dim=128).state_bytes()
     2146304
 
     Shapes are of one rank and one state. ``spec`` draft tokens lengthen the convolution window.
+    Sizes that are no positive integers, and ranks that do not divide them, are refused.
     """
 
     grows_with_drafts: ClassVar[bool] = True
@@ -74,7 +84,8 @@ class RecurrentLayer:
     ) -> tuple[int, int]:
         """Return the convolution window's shape, (tokens, channels) unless ``dim_first``."""
         taps: int = getattr(self, "conv_width")  # noqa: B009 - declared by each layer
-        length = taps - 1 + (spec if self.grows_with_drafts else 0)
+        drafts = checked_int("spec", spec, least=0, unit="draft tokens")
+        length = taps - 1 + (drafts if self.grows_with_drafts else 0)
         channels = self.conv_channels(ranks)
         return (channels, length) if dim_first else (length, channels)
 
@@ -219,7 +230,8 @@ class LinearAttention(RecurrentLayer):
 
     heads: int
     head_dim: int
-    conv_width: int = 1
+    conv_width: ClassVar[int] = 1
+    grows_with_drafts: ClassVar[bool] = False
 
     def conv_channels(self, ranks: int = 1) -> int:
         """Return 0: there is no convolution."""
@@ -231,7 +243,7 @@ class LinearAttention(RecurrentLayer):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedAttention:
+class GroupedAttention(_Layer):
     """Attention that caches a key and a value per token and key/value head.
 
     >>> GroupedAttention(kv_heads=4, head_dim=256).token_bytes(dtype="bf16")
@@ -243,12 +255,22 @@ class GroupedAttention:
     kernel_block: ClassVar[int] = 16
 
     def token_bytes(self, ranks: int = 1, dtype: str = "bf16") -> int:
-        """Return the bytes one token leaves in one layer; every rank has a head at least."""
-        return 2 * max(1, self.kv_heads // ranks) * self.head_dim * bytes_of(dtype)
+        """Return the bytes one token leaves in one layer of one rank.
+
+        More ranks than heads: each head lies on several ranks, if that comes out even.
+        """
+        heads = self.kv_heads
+        spread = ranks > heads and ranks % heads == 0
+        return (
+            2
+            * (1 if spread else _shard("kv_heads", heads, ranks))
+            * self.head_dim
+            * bytes_of(dtype)
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttention:
+class LatentAttention(_Layer):
     """Multi-head latent attention: one latent per token, whole on every rank.
 
     >>> LatentAttention(rank=512, rope=64).token_bytes(dtype="fp8")
@@ -282,18 +304,21 @@ def mamba_block_size(state_bytes: int, token_bytes: int, alignment: int = 16) ->
 
 @dataclass(frozen=True, slots=True)
 class HybridModel:
-    """A model and how it is served: its two kinds of layers, dtypes, ranks and draft tokens.
+    """A model and how it is served: its two kinds of layers, dtypes, ranks, drafts and grids.
 
     >>> model = PRESETS["kimi-k3"]
     >>> model.state_bytes, model.block_size()
     (6512640, 11392)
 
-    Layer counts are None where they are not published. All sizes are of one rank.
+    All sizes are of one rank, and of one layer unless they say ``model_``. Layer counts are None
+    where they are not known. ``spec`` are draft tokens; ``checkpoint_alignment`` is what the
+    recurrent layers ask for (None: nothing); ``user_block_size`` is what the user asked for.
     """
 
     name: str
     recurrent: RecurrentLayer
     attention: GroupedAttention | LatentAttention
+    source: str = ""
     recurrent_dtype: str = "fp32"
     conv_dtype: str = "bf16"
     kv_dtype: str = "bf16"
@@ -301,7 +326,21 @@ class HybridModel:
     spec: int = 0
     recurrent_layers: int | None = None
     attention_layers: int | None = None
-    source: str = ""
+    checkpoint_alignment: int | None = None
+    user_block_size: int = 1
+
+    def __post_init__(self) -> None:
+        checked_int("ranks", self.ranks, unit="tensor-parallel ranks")
+        checked_int("spec", self.spec, least=0, unit="draft tokens")
+        checked_int("user_block_size", self.user_block_size)
+        checked_int("checkpoint_alignment", self.alignment)
+        for dtype in (self.recurrent_dtype, self.conv_dtype, self.kv_dtype):
+            bytes_of(dtype)
+
+    @property
+    def alignment(self) -> int:
+        """Tokens that a block is a multiple of, as far as the recurrent layers ask."""
+        return 1 if self.checkpoint_alignment is None else self.checkpoint_alignment
 
     @property
     def state_bytes(self) -> int:
@@ -330,39 +369,38 @@ class HybridModel:
         """Tokens of attention cache that cost as many bytes as one checkpoint."""
         return self.model_state_bytes / self.model_token_bytes
 
-    def block_size(
-        self, *, checkpoint_alignment: int | None = None, kernel_block: int | None = None
-    ) -> int:
-        """Return the tokens of a block, given the layers' checkpoint alignment, if there is one.
+    def block_size(self) -> int:
+        """Return the tokens of a block: the platform rule of vllm 0.33.0.
 
-        >>> PRESETS["qwen3.5-4b"].block_size(), PRESETS["qwen3.5-4b"].block_size(
-        ...     checkpoint_alignment=64)
+        >>> model = PRESETS["qwen3.5-4b"]
+        >>> model.block_size(), replace(model, checkpoint_alignment=64).block_size()
         (528, 576)
 
-        ``kernel_block`` raises the tokens that the attention kernel works on at once. Platform rule
-        of vllm 0.33.0. Raises CheckpointTypeError or CheckpointValueError for a bad alignment.
+        The unit is the attention kernel's block or the user's, whichever is larger, made a multiple
+        of the checkpoint alignment.
         """
-        unit = max(self.attention.kernel_block, kernel_block or 0)
-        if checkpoint_alignment is not None:
-            unit = lcm(unit, checked_int("checkpoint_alignment", checkpoint_alignment))
-        return mamba_block_size(self.state_bytes, self.token_bytes, unit)
+        unit = max(self.attention.kernel_block, self.user_block_size)
+        return mamba_block_size(self.state_bytes, self.token_bytes, lcm(unit, self.alignment))
 
-    def page_bytes(self, *, checkpoint_alignment: int | None = None) -> int:
+    def page_bytes(self) -> int:
         """Return the bytes of one block of one layer: an attention page, a padded state."""
-        return self.block_size(checkpoint_alignment=checkpoint_alignment) * self.token_bytes
+        return self.block_size() * self.token_bytes
 
-    def padding_percent(self, *, checkpoint_alignment: int | None = None) -> float:
+    def padding_percent(self) -> float:
         """Return what a state page wastes, in percent of the state."""
-        page = self.page_bytes(checkpoint_alignment=checkpoint_alignment)
-        return 100 * (page - self.state_bytes) / self.state_bytes
+        return 100 * (self.page_bytes() - self.state_bytes) / self.state_bytes
 
     def request_bytes(self, *, checkpoint_blocks: int = 0) -> int:
-        """Return the bytes one request holds in one recurrent layer, drafts included.
+        """Return the bytes one request holds in one recurrent layer.
 
-        Two resident states, one for each draft token, and the reserved checkpoints.
+        >>> PRESETS["qwen3.5-4b"].request_bytes(checkpoint_blocks=1)
+        6488064
+
+        Pages of two resident states, of each draft token, and of the reserved checkpoints: what
+        vllm 0.33.0 admits a request with in its "align" mode.
         """
-        checked_int("checkpoint_blocks", checkpoint_blocks, least=0, unit="blocks")
-        return self.page_bytes() * (2 + self.spec + checkpoint_blocks)
+        kept = checked_int("checkpoint_blocks", checkpoint_blocks, least=0, unit="blocks")
+        return self.page_bytes() * (2 + self.spec + kept)
 
     def _layers(self, kind: str) -> int:
         count: int | None = getattr(self, kind)
@@ -374,72 +412,47 @@ class HybridModel:
         return count
 
 
-_LOG = "block size published in an engine's start-up log or its own tests"
+_LOG = "block size published in a log or an engine's test"
 _FORMULA = "shapes published, block size computed"
-_INFERRED = "layer counts inferred from published bytes"
+_COUNTED = "; layer counts inferred"  # from published bytes of whole models
 
-_QWEN_4B, _QWEN_27B = GDN(16, 32, 128), GDN(16, 48, 128)
+_GDN_32, _GDN_48, _K3 = GDN(16, 32, 128), GDN(16, 48, 128), KDA(96, 128)
 _NANO, _NANO_V2 = Mamba2(64, 64, 128, 8), Mamba2(128, 80, 128, 8)
-_K3 = KDA(96, 128)
+_GQA, _MLA = GroupedAttention, LatentAttention()
 
 _MODELS = [
-    HybridModel("qwen3.5-0.8b", GDN(16, 16, 128), GroupedAttention(2, 256), source=_LOG),
-    HybridModel("qwen3.5-4b", _QWEN_4B, GroupedAttention(4, 256), source=_LOG),
-    HybridModel("qwen3.5-35b-a3b", _QWEN_4B, GroupedAttention(2, 256), source=_LOG),
-    _27b := HybridModel("qwen3.5-27b", _QWEN_27B, GroupedAttention(4, 256), source=_LOG),
+    HybridModel("qwen3.5-0.8b", GDN(16, 16, 128), _GQA(2, 256), _LOG),
+    _4b := HybridModel("qwen3.5-4b", _GDN_32, _GQA(4, 256), _LOG),
+    replace(_4b, name="qwen3.5-9b"),
+    HybridModel("qwen3.5-35b-a3b", _GDN_32, _GQA(2, 256), _LOG),
+    _27b := HybridModel("qwen3.5-27b", _GDN_48, _GQA(4, 256), _LOG),
     replace(_27b, name="qwen3.5-27b-fp8", kv_dtype="fp8"),
     replace(_27b, name="qwen3.5-27b-fp8-mtp2", kv_dtype="fp8", spec=2),
     replace(_27b, name="qwen3.5-27b-fp8-mtp3", kv_dtype="fp8", spec=3),
-    HybridModel(
-        *("qwen3.5-397b-a17b-tp2", GDN(16, 64, 128), GroupedAttention(2, 256)),
-        ranks=2,
-        source=_LOG,
-    ),
-    _next := HybridModel(
-        *("qwen3-next", _QWEN_4B, GroupedAttention(2, 256)),
+    HybridModel("qwen3.5-397b-a17b-tp2", GDN(16, 64, 128), _GQA(2, 256), _LOG, ranks=2),
+    _next := replace(
+        HybridModel("qwen3-next", _GDN_32, _GQA(2, 256), _FORMULA + _COUNTED),
         recurrent_layers=36,
         attention_layers=12,
-        source=f"{_FORMULA}; {_INFERRED}; fp32 state",
     ),
     replace(_next, name="qwen3-next-bf16", recurrent_dtype="bf16"),
-    _nano := HybridModel("nemotron-3-nano", _NANO, GroupedAttention(2, 128), source=_LOG),
+    _nano := HybridModel("nemotron-3-nano", _NANO, _GQA(2, 128), _LOG),
     replace(_nano, name="nemotron-3-nano-fp16", recurrent_dtype="fp16"),
     replace(_nano, name="nemotron-3-nano-fp16-fp8", recurrent_dtype="fp16", kv_dtype="fp8"),
-    HybridModel(
-        *("nemotron-3-super", Mamba2(128, 64, 128, 8), GroupedAttention(2, 128)),
-        kv_dtype="fp8",
-        source=_LOG,
-    ),
-    _v2 := HybridModel("nemotron-nano-9b-v2", _NANO_V2, GroupedAttention(8, 128), source=_FORMULA),
-    replace(_v2, name="nemotron-nano-9b-v2-bf16", recurrent_dtype="bf16", source=_LOG),
-    HybridModel(
-        *("falcon-h1-0.5b", Mamba2(24, 64, 128, 1), GroupedAttention(2, 64), "bf16"),
-        source=_FORMULA,
-    ),
-    HybridModel(
-        *("falcon-h1-7b", Mamba2(24, 128, 256, 1), GroupedAttention(2, 128), "bf16"),
-        source=_FORMULA,
-    ),
-    HybridModel(
-        *("falcon-h1-34b", Mamba2(32, 128, 256, 2), GroupedAttention(4, 128), "bf16"),
-        source=_FORMULA,
-    ),
-    HybridModel(
-        *("granite-4-h-small", Mamba2(128, 64, 128, 1), GroupedAttention(8, 128), "bf16"),
-        source=_FORMULA,
-    ),
-    HybridModel(
-        *("granite-4-h-tiny", Mamba2(48, 64, 128, 1), GroupedAttention(4, 128), "bf16"),
-        source=_FORMULA,
-    ),
-    _linear := HybridModel("kimi-linear-48b", KDA(32, 128), LatentAttention(), source=_FORMULA),
+    HybridModel("nemotron-3-super", Mamba2(128, 64, 128, 8), _GQA(2, 128), _LOG, kv_dtype="fp8"),
+    HybridModel("nemotron-nano-9b-v2", _NANO_V2, _GQA(8, 128), _FORMULA),
+    HybridModel("nemotron-nano-9b-v2-bf16", _NANO_V2, _GQA(8, 128), _LOG, "bf16"),
+    HybridModel("falcon-h1-0.5b", Mamba2(24, 64, 128, 1), _GQA(2, 64), _FORMULA, "bf16"),
+    HybridModel("falcon-h1-7b", Mamba2(24, 128, 256, 1), _GQA(2, 128), _FORMULA, "bf16"),
+    HybridModel("falcon-h1-34b", Mamba2(32, 128, 256, 2), _GQA(4, 128), _FORMULA, "bf16"),
+    HybridModel("granite-4-h-small", Mamba2(128, 64, 128, 1), _GQA(8, 128), _FORMULA, "bf16"),
+    HybridModel("granite-4-h-tiny", Mamba2(48, 64, 128, 1), _GQA(4, 128), _FORMULA, "bf16"),
+    _linear := HybridModel("kimi-linear-48b", KDA(32, 128), _MLA, _FORMULA),
     replace(_linear, name="kimi-linear-48b-tp4", ranks=4),
-    _kimi := HybridModel(
-        *("kimi-k3", _K3, LatentAttention()),
-        kv_dtype="fp8",
+    _kimi := replace(
+        HybridModel("kimi-k3", _K3, _MLA, _LOG + _COUNTED, kv_dtype="fp8"),
         recurrent_layers=69,
         attention_layers=24,
-        source=f"{_LOG}; {_INFERRED}",
     ),
     replace(_kimi, name="kimi-k3-tp8", ranks=8),
     replace(_kimi, name="kimi-k3-tp8-bf16", ranks=8, kv_dtype="bf16"),
@@ -471,23 +484,47 @@ class _Config:
         )
 
     def count_layers(self) -> tuple[int | None, int | None]:
-        """Count recurrent and attention layers, where the config lists its layers."""
-        layers = self.fields.get("layer_types") or self.fields.get("layers_block_type")
-        if isinstance(self.fields.get("hybrid_override_pattern"), str):  # Nemotron-H's letters
-            layers = list(self.fields["hybrid_override_pattern"])
-        if not layers:
+        """Count recurrent and attention layers; None where the config does not tell."""
+        get = self.fields.get
+        kinds = get("layer_types") or get("layers_block_type") or get("hybrid_override_pattern")
+        if kinds:  # a list of words, or Nemotron-H's string of letters
+            if not set(kinds) <= _RECURRENT_WORDS | _ATTENTION_WORDS | _STATELESS_WORDS:
+                return None, None
+            counts = [
+                sum(k in words for k in kinds) for words in (_RECURRENT_WORDS, _ATTENTION_WORDS)
+            ]
+            return counts[0], counts[1]
+        if get("num_hidden_layers") is None:
             return None, None
-        attends = sum(layer in ("full_attention", "attention", "*") for layer in layers)
-        recurs = sum(layer in ("linear_attention", "mamba", "conv", "M") for layer in layers)
-        return recurs or None, attends or None
+        layers = self.size("num_hidden_layers")
+        if self.kind == "falcon_h1":  # every layer has both, side by side
+            return layers, layers
+        nested = get("linear_attn_config") or {}
+        indices = (
+            get("attn_layer_indices") or get("full_attn_idxs") or nested.get("full_attn_layers")
+        )
+        if indices:
+            attends = len(indices)
+        elif get("full_attention_interval"):
+            attends = layers // self.size("full_attention_interval")
+        elif get("attn_layer_period"):
+            first = int(get("attn_layer_offset") or 0)
+            attends = len(range(first, layers, self.size("attn_layer_period")))
+        else:
+            return None, None
+        return layers - attends, attends
 
     def attention(self) -> GroupedAttention:
         heads = self.size("num_attention_heads")
-        given = self.fields.get("head_dim") or self.fields.get("attention_head_dim")
-        head_dim = given or self.size("hidden_size") // heads
+        names = ("head_dim", "attention_head_dim")
+        given = any(self.fields.get(name) is not None for name in names)
+        head_dim = self.size(*names) if given else self.size("hidden_size") // heads
         return GroupedAttention(self.size("num_key_value_heads", default=heads), head_dim)
 
 
+_RECURRENT_WORDS = {"linear_attention", "mamba", "conv", "M"}
+_ATTENTION_WORDS = {"full_attention", "attention", "*"}
+_STATELESS_WORDS = {"moe", "mlp", "E", "-"}
 _Layers = tuple[RecurrentLayer, GroupedAttention | LatentAttention]
 
 
@@ -497,38 +534,41 @@ def _gated_delta(c: _Config) -> _Layers:
         c.size("linear_num_value_heads"),
         c.size("linear_key_head_dim"),
         c.size("linear_value_head_dim"),
-        c.size("linear_conv_kernel_dim", default=4),
+        c.size("linear_conv_kernel_dim"),
     )
     return layer, c.attention()
 
 
 def _mamba2(c: _Config) -> _Layers:
+    heads = c.size("mamba_num_heads", "mamba_n_heads")
+    if c.fields.get("mamba_d_head") == "auto":
+        head_dim = c.size("mamba_expand") * c.size("hidden_size") // heads
+    else:
+        head_dim = c.size("mamba_head_dim", "mamba_d_head")
     layer = Mamba2(
-        c.size("mamba_num_heads", "mamba_n_heads"),
-        c.size("mamba_head_dim", "mamba_d_head"),
+        heads,
+        head_dim,
         c.size("ssm_state_size", "mamba_d_state"),
         c.size("n_groups", "mamba_n_groups"),
-        c.size("conv_kernel", "mamba_d_conv", default=4),
+        c.size("conv_kernel", "mamba_d_conv"),
     )
     return layer, c.attention()
 
 
 def _mamba1(c: _Config) -> _Layers:
-    inner = c.size("mamba_expand", default=2) * c.size("hidden_size")
+    inner = c.size("mamba_expand") * c.size("hidden_size")
     return Mamba1(inner, c.size("mamba_d_state"), c.size("mamba_d_conv")), c.attention()
 
 
 def _kimi_delta(c: _Config) -> _Layers:
-    c = _Config({**c.fields, **(c.fields.get("linear_attn_config") or {})})
-    head_dim = c.fields.get("linear_head_dim") or c.size("head_dim")
-    layer = KDA(
-        c.size("linear_num_heads", "num_heads"),
-        head_dim,
-        c.size("linear_conv_kernel_dim", "short_conv_kernel_size", default=4),
-    )
-    return layer, LatentAttention(
-        c.size("kv_lora_rank", default=512), c.size("qk_rope_head_dim", default=64)
-    )
+    latent = LatentAttention(c.size("kv_lora_rank"), c.size("qk_rope_head_dim"))
+    nested = c.fields.get("linear_attn_config")
+    if nested is None:
+        names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    else:  # read alone: the model's own head_dim is another number
+        c = _Config({**nested, "model_type": f"{c.kind} (linear_attn_config)"})
+        names = ("num_heads", "head_dim", "short_conv_kernel_size")
+    return KDA(*(c.size(name) for name in names)), latent
 
 
 def _short_conv(c: _Config) -> _Layers:
@@ -550,13 +590,15 @@ def from_config(config: object, **serving: Any) -> HybridModel:
 
     >>> model = from_config({"model_type": "qwen3_next", "num_attention_heads": 16,
     ...     "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
-    ...     "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128})
+    ...     "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    ...     "linear_conv_kernel_dim": 4})
     >>> model.block_size()
     544
 
     ``serving`` gives what the config does not know (``ranks``, ``spec``, ``kv_dtype``, ...). The
-    recurrent dtype is the config's own, or the engine's default for the family. Raises
-    CheckpointValueError for an unknown family or a missing field, CheckpointTypeError otherwise.
+    recurrent dtype is the config's own, or the engine's default for the family; window and
+    attention cache are 16 bits wide, as engines cast wider weights. Raises CheckpointValueError for
+    an unknown family or a missing field, CheckpointTypeError otherwise.
     """
     if isinstance(config, str | Path):
         path = Path(config)
@@ -589,10 +631,10 @@ def from_config(config: object, **serving: Any) -> HybridModel:
         str(read.fields.get("_name_or_path") or read.kind),
         recurrent,
         attention,
+        "config.json",
         str(dtype or default),
         recurrent_layers=recurs,
         attention_layers=attends,
-        source="config.json",
     )
     try:
         return replace(model, **serving)
@@ -603,54 +645,89 @@ def from_config(config: object, **serving: Any) -> HybridModel:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the sizes of one model; the command ``python -m mambackpt size``."""
+    """Print the sizes of one model, or of every preset; ``python -m mambackpt size``.
+
+    >>> main(["qwen3.5-4b", "--alignment", "64", "--json"])  # doctest: +ELLIPSIS
+    {"name": "qwen3.5-4b", ... "block_size": 576, ...}
+    0
+
+    Returns 0. A refused input raises a CheckpointError.
+    """
     parser = argparse.ArgumentParser(prog="mambackpt size", description="Sizes of a hybrid model.")
-    parser.add_argument("model", help="a preset's name, or the path of a config.json")
-    parser.add_argument("--tp", type=int, help="tensor-parallel ranks")
-    parser.add_argument("--spec", type=int, help="draft tokens")
-    parser.add_argument("--kv-dtype", help="dtype of the attention cache, such as fp8")
-    parser.add_argument("--recurrent-dtype", help="dtype of the recurrent state, such as bf16")
-    parser.add_argument("--alignment", type=int, help="checkpoint alignment of the layers, tokens")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args(argv)
-    model = PRESETS[args.model] if args.model in PRESETS else from_config(args.model)
-    options = {
-        "ranks": args.tp,
-        "spec": args.spec,
-        "kv_dtype": args.kv_dtype,
-        "recurrent_dtype": args.recurrent_dtype,
-    }
-    model = replace(model, **{name: value for name, value in options.items() if value is not None})
-    checked_int("tp", model.ranks, unit="ranks")
-    checked_int("spec", model.spec, least=0)
-    counted = bool(model.recurrent_layers and model.attention_layers)
-    sizes = {
-        "state_bytes": model.state_bytes,
-        "conv_bytes": model.recurrent.conv_bytes(model.ranks, model.spec, model.conv_dtype),
-        "recurrent_bytes": model.recurrent.recurrent_bytes(model.ranks, model.recurrent_dtype),
-        "attention_bytes_per_token": model.token_bytes,
-        "block_size": model.block_size(checkpoint_alignment=args.alignment),
-        "page_bytes": model.page_bytes(checkpoint_alignment=args.alignment),
-        "padding_percent": round(model.padding_percent(checkpoint_alignment=args.alignment), 2),
-        "checkpoint_bytes": model.model_state_bytes if counted else None,
-        "checkpoint_in_tokens": round(model.exchange_rate) if counted else None,
-    }
-    if args.json:
-        print(json.dumps({"model": asdict(model), **sizes}))
-        return 0
-    said = {
-        "state_bytes": "bytes of one state of one recurrent layer",
-        "conv_bytes": "  of them the convolution window",
-        "recurrent_bytes": "  of them the recurrent state",
-        "attention_bytes_per_token": "bytes one token leaves in one attention layer",
-        "block_size": "tokens of a block",
-        "page_bytes": "bytes of a page (one block of one layer)",
-        "padding_percent": "percent of a state that its page pads",
-        "checkpoint_bytes": "bytes of one checkpoint of the whole model",
-        "checkpoint_in_tokens": "tokens of attention cache that cost as much",
-    }
-    print(f"{model.name}: {model.source}")
-    for name, size in sizes.items():
-        if size is not None:
-            print(f"{size:>16,}  {said[name]}")
+    say = parser.add_argument
+    say("model", nargs="?", help="a preset, or the path of a config.json [list the presets]")
+    say("--tp", dest="ranks", type=int, help="tensor-parallel ranks")
+    say("--spec", type=int, help="draft tokens")
+    say("--kv-dtype", help="dtype of the attention cache, such as fp8")
+    say("--recurrent-dtype", help="dtype of the recurrent state, such as bf16")
+    say("--conv-dtype", help="dtype of the convolution window")
+    say("--alignment", dest="checkpoint_alignment", type=int, help="the layers' grid, in tokens")
+    say("--block", dest="user_block_size", type=int, help="the block you ask for, in tokens")
+    say("--json", action="store_true", help="print JSON")
+    given = vars(parser.parse_args(argv))
+    name, as_json = given.pop("model"), given.pop("json")
+    options = {option: value for option, value in given.items() if value is not None}
+    chosen = list(PRESETS.values()) if name is None else [PRESETS.get(name) or from_config(name)]
+    if options:
+        source = (
+            f"computed from {'its preset' if name in PRESETS or name is None else 'its config'}"
+        )
+        chosen = [replace(model, **options, source=source) for model in chosen]
+    if as_json:
+        rows = [
+            asdict(model)
+            | {"layer": type(model.recurrent).__name__}
+            | {size: value for size, (value, _) in _sizes(model).items()}
+            for model in chosen
+        ]
+        print(json.dumps(rows if name is None else rows[0]))
+    elif name is None:
+        print(
+            f"{'state bytes':>12} {'token bytes':>11} {'block':>6} {'padding':>8}  preset: source"
+        )
+        for model in chosen:
+            print(
+                f"{model.state_bytes:>12,} {model.token_bytes:>11,} {model.block_size():>6,} "
+                f"{model.padding_percent():>7.2f}%  {model.name}: {model.source}"
+            )
+    else:
+        print(f"{chosen[0].name}: {chosen[0].source}; on one of {chosen[0].ranks} ranks")
+        for value, words in _sizes(chosen[0]).values():
+            print(f"{'unknown' if value is None else f'{value:,}':>16}  {words}")
     return 0
+
+
+def _sizes(model: HybridModel) -> dict[str, tuple[float | None, str]]:
+    """Return each size with its words; None for what needs layer counts that are not known."""
+    window = model.recurrent.conv_bytes(model.ranks, model.spec, model.conv_dtype)
+    counted = bool(model.recurrent_layers and model.attention_layers)
+    per_layer = round(model.state_bytes / model.token_bytes)
+    return {
+        "state_bytes": (model.state_bytes, "bytes of one state of one recurrent layer"),
+        "conv_bytes": (window, "  of them the convolution window"),
+        "recurrent_bytes": (model.state_bytes - window, "  of them the recurrent state"),
+        "token_bytes": (model.token_bytes, "bytes one token leaves in one attention layer"),
+        "state_in_tokens": (
+            per_layer,
+            "tokens of one attention layer that cost as much as a state",
+        ),
+        "block_size": (model.block_size(), "tokens of a block"),
+        "page_bytes": (model.page_bytes(), "bytes of a page (one block of one layer)"),
+        "padding_percent": (
+            round(model.padding_percent(), 2),
+            "percent of a state that its page pads",
+        ),
+        "request_bytes": (model.request_bytes(), "bytes a request holds in one recurrent layer"),
+        "model_state_bytes": (
+            model.model_state_bytes if counted else None,
+            "bytes of a checkpoint of all recurrent layers",
+        ),
+        "model_token_bytes": (
+            model.model_token_bytes if counted else None,
+            "bytes one token leaves in all attention layers",
+        ),
+        "exchange_rate": (
+            round(model.exchange_rate) if counted else None,
+            "tokens of attention cache that cost as much as a checkpoint",
+        ),
+    }
