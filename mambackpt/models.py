@@ -406,7 +406,7 @@ class HybridModel:
         count: int | None = getattr(self, kind)
         if not count:
             raise CheckpointValueError(
-                f"{kind} of {self.name} is {count}; expected a published count. "
+                f"{kind} of {self.name} is {count}; expected a known count. "
                 f"Try dataclasses.replace(model, {kind}=...)."
             )
         return count
@@ -464,12 +464,17 @@ PRESETS: dict[str, HybridModel] = {model.name: model for model in _MODELS}
 class _Config:
     """A config.json read field by field: what is missing is named, with what it stands for."""
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        inner = fields.get("text_config")
-        if inner is not None and not isinstance(inner, Mapping):
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        inner = config.get("text_config") or {}
+        if hasattr(inner, "to_dict"):
             inner = inner.to_dict()
-        self.fields = {**fields, **(inner or {})}
-        self.kind = str(self.fields.get("model_type", fields.get("model_type", "unknown")))
+        if not isinstance(inner, Mapping):
+            raise CheckpointTypeError(
+                f"text_config is a {type(inner).__name__}; expected a mapping. "
+                "Try the config.json that lies beside the weights."
+            )
+        self.fields = {**config, **inner}
+        self.kind = str(self.fields.get("model_type", "unknown"))
 
     def size(self, *names: str, default: int | None = None) -> int:
         """Read the first of these fields that is there, as a positive integer."""
@@ -604,7 +609,7 @@ def from_config(config: object, **serving: Any) -> HybridModel:
         path = Path(config)
         try:
             config = json.loads(path.read_text())
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError) as error:  # no file, no text, no JSON
             raise CheckpointValueError(
                 f"{path} cannot be read as a config ({error}); expected a model's config.json. "
                 f"Try a path, or one of the presets: {', '.join(PRESETS)}."

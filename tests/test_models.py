@@ -364,6 +364,11 @@ def test_what_is_no_config_is_refused_with_what_would_be_one(tmp_path: Path) -> 
         from_config({"model_type": "gpt2"})
     with pytest.raises(CheckpointValueError, match="cannot be read as a config"):
         from_config(tmp_path / "absent.json")
+    (tmp_path / "weights").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(CheckpointValueError, match="cannot be read as a config"):
+        from_config(tmp_path / "weights")
+    with pytest.raises(CheckpointTypeError, match="text_config is a int; expected a mapping"):
+        from_config({"model_type": "qwen3_5", "text_config": 5})
     with pytest.raises(CheckpointTypeError, match="a mapping, a path or an object"):
         from_config(5)
     with pytest.raises(CheckpointTypeError, match="rank"):
