@@ -340,7 +340,7 @@ def bench_export(
     threads: Sequence[int] = (),
     runs: int = 11,
     methods: dict[str, Method] | None = None,
-    report: Callable[[Timing], object] | None = None,
+    report: Callable[[Benchmark], object] | None = None,
 ) -> Benchmark:
     """Time exports of every layer, variant and count, ours and every baseline, beside one copy.
 
@@ -352,15 +352,15 @@ def bench_export(
     On the CPU each of ``threads`` (default: torch's count) is a regime. On CUDA the regimes are
     "kernel only" (a CUDA graph that cycles through buffers larger than the L2 cache) and "with
     launch" (the clock on the wall, from the call to the device's end, L2 flushed before).
-    ``report`` is called with each timing. Raises CheckpointValueError for a method whose result
-    differs from the loop's, before anything of that case is timed.
+    ``report`` is called with the run so far after each timing. Raises CheckpointValueError for a
+    method whose result differs from the loop's, before anything of that case is timed.
     """
     import torch
 
     _check_device(device)
     methods = export_methods(device) if methods is None else methods
     counts = list(threads) or [torch.get_num_threads()]
-    timings: list[Timing] = []
+    made = Benchmark("export", COPY, record_environment(device, threads=counts), [])
     for layer in layers:
         for variant in variants:
             torch.compiler.reset()  # else a compiled form falls back after eight shapes
@@ -376,19 +376,18 @@ def bench_export(
                     else _time_on_cpu(sets, timed, counts, runs)
                 ):
                     case = layer.name, variant.name, size, regime
-                    _report(_timings(*case, samples, bytes_moved), timings, report)
+                    _keep(_timings(*case, samples, bytes_moved), made, report)
                 del sets, timed  # before the next case takes its memory
-    environment = record_environment(device, threads=counts)
-    return Benchmark("export", COPY, environment, timings)
+    return made
 
 
-def _report(
-    made: Iterator[Timing], timings: list[Timing], report: Callable[[Timing], object] | None
+def _keep(
+    timings: Iterator[Timing], made: Benchmark, report: Callable[[Benchmark], object] | None
 ) -> None:
-    for timing in made:
-        timings.append(timing)
+    for timing in timings:
+        made.timings.append(timing)
         if report:
-            report(timing)
+            report(made)
 
 
 def _check_device(device: str) -> None:
@@ -614,6 +613,16 @@ def plan_with_a_loop(
     return offsets, columns
 
 
+def plan_arrays_with_a_loop(seq_lens: Any, query_lens: Any, *sizes: Any) -> tuple[Any, Any]:
+    """Return the same for arrays: listed first, because a loop over an array is slower.
+
+    >>> plan_arrays_with_a_loop(np.array([8000]), np.array([8000]), 1536, 1536, 16, False, 1536)
+    (array([7680]), array([4]))
+    """
+    offsets, columns = plan_with_a_loop(seq_lens.tolist(), query_lens.tolist(), *sizes)
+    return np.array(offsets, np.int64), np.array(columns, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class PlannerCase:
     """Rows to plan: all of them prefills, or nine decode rows in ten; lists or int64 arrays."""
@@ -652,21 +661,23 @@ def bench_planner(
     *,
     runs: int = 15,
     planner: Callable[..., Any] = compute_mamba_prefill_checkpoints,
-    report: Callable[[Timing], object] | None = None,
+    report: Callable[[Benchmark], object] | None = None,
 ) -> Benchmark:
-    """Time the planner beside a plain loop over lists, on lists and on arrays.
+    """Time the planner beside a plain loop that takes and gives the same, lists or arrays.
 
     >>> [t.method for t in bench_planner([1], runs=2).timings[:2]]
     ['plain loop', 'planner']
 
     Raises CheckpointValueError where the two disagree.
     """
-    timings: list[Timing] = []
+    made = Benchmark("planner", LOOP, record_environment("cpu", threads=[1]), [])
     for case in planner_cases(sizes):
         size = len(case.seq_lens)
         listed = case.seq_lens, case.query_lens, *PLANNER_GEOMETRY
         given: tuple[Any, ...] = listed
+        loop: Callable[..., Any] = plan_with_a_loop
         if case.container == "array":
+            loop = plan_arrays_with_a_loop
             given = np.array(case.seq_lens), np.array(case.query_lens), *PLANNER_GEOMETRY
         offsets, columns = planner(*given)
         if (list(offsets), list(columns)) != plan_with_a_loop(*listed):
@@ -676,13 +687,13 @@ def bench_planner(
             )
         repeats = max(1, 4096 // size)
         calls = {
-            LOOP: _each(plan_with_a_loop, [listed] * repeats),
+            LOOP: _each(loop, [given] * repeats),
             "planner": _each(planner, [given] * repeats),
         }
         samples = _interleave(calls, runs, repeats)
         named = case.rows, case.container, size, "one call"
-        _report(_timings(*named, samples, 0), timings, report)
-    return Benchmark("planner", LOOP, record_environment("cpu", threads=[1]), timings)
+        _keep(_timings(*named, samples, 0), made, report)
+    return made
 
 
 # What compilers make of the kernels
@@ -723,8 +734,8 @@ def main(argv: Sequence[str]) -> int:
     export = kinds.add_parser("export", help="ours and every baseline, beside one contiguous copy")
     export.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     export.add_argument("--layer", default="kimi-k3,qwen3-next,nemotron-3-super", metavar="NAMES")
-    export.add_argument("--checkpoints", metavar="NUMBERS", help="[1,8,64 and, on CUDA, 256]")
-    export.add_argument("--variant", default=";".join(VARIANTS), metavar="NAMES", help="[all]")
+    export.add_argument("--checkpoints", metavar="NUMBERS", help="[8,64; on CUDA 1,8,64,256]")
+    export.add_argument("--variant", default="", metavar="NAMES", help=f"of {'; '.join(VARIANTS)}")
     export.add_argument("--threads", default="", metavar="NUMBERS", help="[torch's count]")
     export.add_argument("--static", action="store_true", help="compile for four targets instead")
     planner = kinds.add_parser("planner", help="the planner beside the fastest plain loop")
@@ -735,31 +746,41 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.runs < 2:
         raise CheckpointValueError(f"--runs is {args.runs}; expected at least 2. Try 11.")
+
+    def report(made: Benchmark) -> None:
+        print(_line(made.timings[-1]), flush=True)
+        if args.out:  # what is measured is kept, whatever ends the run
+            args.out.write_text(made.to_json())
+
     if args.kind == "planner":
         sizes = _numbers("--rows", args.rows)
         print(_HEADER)
-        made = bench_planner(sizes, runs=args.runs, report=lambda t: print(_line(t), flush=True))
-    elif args.static:
-        layers = [_chosen("--layer", name, LAYERS) for name in args.layer.split(",")]
+        print(_summary(bench_planner(sizes, runs=args.runs, report=report)))
+        return 0
+    layers = [_chosen("--layer", name, LAYERS) for name in args.layer.split(",")]
+    if args.static:
         rows = static_table(compile_ahead(static_requests(layers=layers)))
-        made = Benchmark("static", "", record_environment("cpu", threads=[]), [], rows)
         print(_static_text(rows))
-    else:
-        default = "1,8,64,256" if args.device == "cuda" else "1,8,64"
-        print(_HEADER)
-        made = bench_export(
-            [_chosen("--layer", name, LAYERS) for name in args.layer.split(",")],
-            _numbers("--checkpoints", args.checkpoints or default),
-            variants=[_chosen("--variant", name, VARIANTS) for name in args.variant.split(";")],
-            device=args.device,
-            threads=_numbers("--threads", args.threads) if args.threads else (),
-            runs=args.runs,
-            report=lambda t: print(_line(t), flush=True),
-        )
-    if made.timings:
-        print(_summary(made))
-    if args.out:
-        args.out.write_text(made.to_json())
+        if args.out:
+            environment = record_environment("cpu", threads=[])
+            args.out.write_text(Benchmark("static", "", environment, [], rows).to_json())
+        return 0
+    on_gpu = args.device == "cuda"
+    variants = [_chosen("--variant", name, VARIANTS) for name in args.variant.split(";") if name]
+    checkpoints = _numbers(
+        "--checkpoints", args.checkpoints or ("1,8,64,256" if on_gpu else "8,64")
+    )
+    print(_HEADER)
+    made = bench_export(
+        layers,
+        checkpoints,
+        variants=variants or [v for v in VARIANTS.values() if v.windows or not on_gpu],
+        device=args.device,
+        threads=_numbers("--threads", args.threads) if args.threads else (),
+        runs=args.runs,
+        report=report,
+    )
+    print(_summary(made))
     return 0
 
 
