@@ -490,7 +490,9 @@ def _time_on_gpu(
                 method(sets[call % len(sets)])
         if name != COPY:
             refuse_difference(f"{name}, replayed from a graph,", sets, graph.replay)
-        times = do_bench(graph.replay, warmup=20, rep=80, return_mode="all")
+        times: list[float] = []
+        while len(times) < 5:  # a slow graph fills the time it is given with fewer
+            times += do_bench(graph.replay, warmup=20, rep=80, return_mode="all")
         replays[name] = [milliseconds / 1e3 / calls for milliseconds in times]
         del graph
     yield "kernel only", replays
@@ -633,7 +635,7 @@ class PlannerCase:
     query_lens: list[int]
 
 
-PLANNER_SIZES = (1, 8, 32, 100, 256, 1024, 4096, 16384)
+PLANNER_SIZES = (1, 8, 32, 100, 160, 256, 1024, 4096, 16384)
 PLANNER_GEOMETRY = (128, 1536, 16, False, 128)  # H, M, A, drop, U, as the planner takes them
 
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 Int64Array: TypeAlias = NDArray[np.int64]
 
 _PLAIN = (list, tuple)
-_VECTORISE_FROM = 96  # rows; numpy's fixed cost exceeds the loop's below (`bench planner`)
+# Rows from which numpy's fixed cost is repaid (`bench planner`); a list must be converted first.
+_VECTORISE_FROM = 96
+_VECTORISE_LISTS_FROM = 160
 _ROWS_AT_ONCE = 4096  # temporaries of 32 KiB stay in the cache
 
 
@@ -226,7 +228,7 @@ def compute_mamba_prefill_checkpoints(
         num_rows = len(seq_lens)
         if num_rows != len(query_lens):
             raise _row_counts_disagree(seq_lens, query_lens)
-        if num_rows < _VECTORISE_FROM or not _pays_to_vectorise(query_lens, H):
+        if num_rows < _VECTORISE_LISTS_FROM or not _pays_to_vectorise(query_lens, H):
             try:
                 return _plan_loop(seq_lens, query_lens, H, M, A, U, spare, dropped)
             except TypeError:  # the array's refusal below says which list holds no integers
@@ -246,8 +248,8 @@ def compute_mamba_prefill_checkpoints(
 def _pays_to_vectorise(query_lens: Sequence[int], H: int) -> bool:
     """Whether numpy's fixed cost is repaid: a row that gains no block costs the loop little."""
     num_rows = len(query_lens)
-    sampled = query_lens[:: num_rows // 16]
-    gaining = sum(length > H for length in sampled) / len(sampled)
+    sampled = query_lens[:: num_rows // 12]
+    gaining = sum([length > H for length in sampled]) / len(sampled)
     return num_rows * (0.25 + gaining) > 120  # in prefill rows; measured by `bench planner`
 
 
@@ -330,8 +332,9 @@ def _plan_part(
     dropped: int,
 ) -> None:
     """Fill ``offsets`` and ``columns``, which hold "no checkpoint", where a row has one."""
-    rows = np.flatnonzero(query > H)  # a decode row gains no block
-    if len(rows) < len(seq):
+    gaining = query > H  # a decode row gains no block; most batches hold little else
+    rows = np.flatnonzero(gaining) if 2 * np.count_nonzero(gaining) < len(seq) else None
+    if rows is not None:
         seq, start = seq[rows], start[rows]
     # The position is a multiple of H, so "starts on the hash grid" is "offset on the hash grid",
     # and both grids together are the grid of their least common multiple.
@@ -339,7 +342,7 @@ def _plan_part(
     offset = (seq - spare) // U * U - (start + dropped)
     column = (seq - 1) // M - 1
     accepted = (offset // grid * grid == offset) & (offset >= H) & (column * M >= start)
-    if len(rows) == len(offsets):
+    if rows is None:
         np.multiply(offset, accepted, out=offsets)
         np.copyto(columns, column, where=accepted)
     else:

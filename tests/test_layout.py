@@ -31,13 +31,15 @@ MAY_IMPORT = {
     "rules": {"errors", "geometry", "planner", "traces"},
     "replay": {"errors", "geometry", "models", "rules", "traces"},
     "aot": {"errors", "kernels"},
+    "watch": {"errors", "aot"},
     "bench": {"errors", "geometry", "planner", "exporter", "metadata", "kernels", "aot", "replay"}
     | {"traces", "rules", "models"},
+    "watch": {"errors", "aot", "kernels"},
     "draw": {"errors", "geometry", "planner", "engine", "replay"},
     "show": {"errors"},
     "animate": {"errors", "geometry", "planner", "engine", "draw", "show"},
     "figures": {"errors", "geometry", "planner", "engine", "models", "replay", "rules", "traces"}
-    | {"draw", "animate", "show", "bench", "aot"},
+    | {"draw", "animate", "show", "bench", "aot", "watch"},
     "explore": {"errors", "geometry", "planner", "engine", "models", "replay", "rules", "traces"}
     | {"draw", "animate", "show", "figures"},
     "kernels": set(),
