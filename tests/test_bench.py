@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -281,3 +284,21 @@ def test_the_static_table_compares_both_kernels(capsys, tmp_path, monkeypatch):
     assert plain["instructions_per_mib"] >= 10 * ours["instructions_per_mib"]
     printed = capsys.readouterr().out
     assert printed.count("sm_90") == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_every_method_is_equal_also_when_replayed_from_a_graph(tmp_path):
+    """A process of its own, without the interpreter; the figures are not looked at."""
+    out = tmp_path / "gpu.json"
+    words = ["--device", "cuda", "--layer", "kimi-k3-tp8", "--checkpoints", "2", "--runs", "2"]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mambackpt", "bench", "export", *words, "--out", str(out)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    regimes = {timing.regime for timing in Benchmark.from_json(out.read_text()).timings}
+    assert regimes == {"kernel only", "with launch"}

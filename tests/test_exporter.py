@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -614,9 +615,8 @@ def test_importing_and_exporting_on_the_cpu_needs_neither_gpu_nor_triton():
     assert 'Try backend="torch"' in done.stdout
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_an_export_on_a_gpu_runs_the_kernel_and_does_not_wait():
+def export_on_a_gpu():
+    """Run in a process without the interpreter: the kernel, compiled, against torch on the CPU."""
     case = setting()
     moved = {
         name: value.cuda() if isinstance(value, torch.Tensor) else value
@@ -633,10 +633,16 @@ def test_an_export_on_a_gpu_runs_the_kernel_and_does_not_wait():
     )
     assert export(moved) == "triton"  # compiles
     torch.cuda.set_sync_debug_mode("error")
-    try:
-        assert export(moved) == "triton"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    assert export(moved) == "triton"
+    torch.cuda.set_sync_debug_mode("default")
     export(case)
     for pool in ("conv_state", "recurrent_state"):
         assert same(moved[pool].cpu(), case[pool])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_an_export_on_a_gpu_runs_the_kernel_and_does_not_wait():
+    here = str(Path(__file__).parent)
+    done = run_python("import test_exporter; test_exporter.export_on_a_gpu()", PYTHONPATH=here)
+    assert done.returncode == 0, done.stderr
