@@ -65,6 +65,7 @@ def flat_store_checkpoints_kernel(
         offsets,
         state_indices,
         cu_seqlens,
+        recurrent_state,
         recurrent_rows,
         token_indices,
         initial_windows,
@@ -73,7 +74,6 @@ def flat_store_checkpoints_kernel(
         blocks,
         recurrent_count,
         STATE_LEN,
-        ROW_ELEMENTS > 0,
         SKIP_SHORT_WINDOWS,
     )
     flat = tl.program_id(0) * LANES + tl.arange(0, LANES)

@@ -61,6 +61,7 @@ def checkpoint_of_row(
     offsets,
     state_indices,
     cu_seqlens,
+    recurrent_state,
     recurrent_rows,
     token_indices,
     initial_windows,
@@ -69,7 +70,6 @@ def checkpoint_of_row(
     blocks,
     recurrent_count,
     STATE_LEN: tl.constexpr,
-    HAS_STATE: tl.constexpr,
     SKIP_SHORT_WINDOWS: tl.constexpr,
 ):
     """One request row's checkpoint: is there one, with a window; offset, block, start, source row.
@@ -85,7 +85,7 @@ def checkpoint_of_row(
     exists = (offset > 0) & (block > 0) & (block < blocks)
     exists = exists & (query_start >= 0) & (query_start + offset <= query_end)
     exists = exists & (query_start + offset <= positions)
-    if HAS_STATE:
+    if recurrent_state is not None:
         if recurrent_rows is not None:
             source = tl.load(recurrent_rows + row).to(tl.int64)
         exists = exists & (source >= 0) & (source < recurrent_count)
@@ -156,6 +156,7 @@ def store_cache_checkpoints_kernel(
         offsets,
         state_indices,
         cu_seqlens,
+        recurrent_state,
         recurrent_rows,
         token_indices,
         initial_windows,
@@ -164,7 +165,6 @@ def store_cache_checkpoints_kernel(
         blocks,
         recurrent_count,
         STATE_LEN,
-        STATE_TILES > 0,
         SKIP_SHORT_WINDOWS,
     )
     if STATE_TILES > 0:  # noqa: SIM102 - a compile-time condition stands alone

@@ -4,6 +4,7 @@ Two child processes without the interpreter do all the compiling, once a session
 """
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,21 @@ def test_the_plain_shape_is_what_it_is_said_to_be(compiled):
     assert plain.widths("raw_qkv", "conv_state") == (2,)
     ours = compiled[Compilation(KIMI, "tiled", "sm_90")]
     assert plain.accesses_per_mib > 2 * ours.accesses_per_mib
+
+
+def test_the_readme_says_what_the_compiler_says(compiled, root):
+    rows = []
+    for token_first, kernel in product((True, False), ("tiled", "plain")):
+        made = compiled[Compilation(KIMI, kernel, "sm_90", token_first=token_first)]
+        (state,), (load,), (store,) = (
+            made.widths(*b) for b in (STATE, ["raw_qkv"], ["conv_state"])
+        )
+        rows.append(
+            f"| {kernel} | {'token-first' if token_first else 'channel-first'} "
+            f"| {made.programs:,} | {made.programs_per_mib:.0f} | {state} | {load} / {store} "
+            f"| {made.registers} | {made.spills} | {made.instructions_per_mib:,.0f} |"
+        )
+    assert "\n".join(rows) in (root / "kernels" / "README.md").read_text()
 
 
 @BY_TARGET

@@ -243,6 +243,12 @@ def test_a_row_that_points_outside_is_skipped_whole(store, name, values):
         assert pool[[0, 1, 2, 4, 5, 6]].isnan().all()
 
 
+def test_a_source_outside_skips_the_window_even_if_states_are_empty(store):
+    inputs = check(store, Sizes(row=(0, 4), recurrent_rows=(0, 1, 9)))
+    assert not inputs["conv_state"][3].isnan().any()
+    assert inputs["conv_state"][5].isnan().all()
+
+
 def test_a_block_outside_only_one_pool_is_outside_both(store):
     inputs = make_inputs(Sizes())
     inputs["recurrent_state"] = inputs["recurrent_state"][:5]
