@@ -31,7 +31,6 @@ MAY_IMPORT = {
     "rules": {"errors", "geometry", "planner", "traces"},
     "replay": {"errors", "geometry", "models", "rules", "traces"},
     "aot": {"errors", "kernels"},
-    "watch": {"errors", "aot"},
     "bench": {"errors", "geometry", "planner", "exporter", "metadata", "kernels", "aot", "replay"}
     | {"traces", "rules", "models"},
     "watch": {"errors", "aot", "kernels"},
