@@ -28,7 +28,7 @@ Int64Array: TypeAlias = NDArray[np.int64]
 _PLAIN = (list, tuple)
 # Rows from which numpy's fixed cost is repaid (`bench planner`); a list must be converted first.
 _VECTORISE_FROM = 96
-_VECTORISE_LISTS_FROM = 160
+_VECTORISE_LISTS_FROM = 256
 _ROWS_AT_ONCE = 4096  # temporaries of 32 KiB stay in the cache
 
 
@@ -229,10 +229,9 @@ def compute_mamba_prefill_checkpoints(
         if num_rows != len(query_lens):
             raise _row_counts_disagree(seq_lens, query_lens)
         if num_rows < _VECTORISE_LISTS_FROM or not _pays_to_vectorise(query_lens, H):
-            try:
-                return _plan_loop(seq_lens, query_lens, H, M, A, U, spare, dropped)
-            except TypeError:  # the array's refusal below says which list holds no integers
-                pass
+            listed = _plan_loop(seq_lens, query_lens, H, M, A, U, spare, dropped)
+            if type(sum(listed[0])) is int:  # else some length was no int: convert, or refuse
+                return listed
         seq, query = _as_int64("seq_lens", seq_lens), _as_int64("query_lens", query_lens)
         offsets, columns = _plan_arrays(seq, query, H, M, A, U, spare, dropped)
         return offsets.tolist(), columns.tolist()
@@ -268,15 +267,16 @@ def _plan_loop(
     columns: list[int] = []
     for seq_len, query_len in zip(seq_lens, query_lens):  # noqa: B905 - the caller counted them
         start = seq_len - query_len
-        if (query_len | start) < 0:  # either is negative; the operator refuses floats
+        if query_len < 0 or start < 0:
             raise _query_outside_sequence(len(offsets), seq_len, query_len)
         if query_len > H and A is not None and not start % H:
             offset = (seq_len - spare) // U * U - dropped - start
-            column = (seq_len - 1) // M - 1
-            if offset >= H and not offset % A and column * M >= start:
-                offsets.append(offset)
-                columns.append(column)
-                continue
+            if offset >= H and not offset % A:
+                column = (seq_len - 1) // M - 1
+                if column * M >= start:
+                    offsets.append(offset)
+                    columns.append(column)
+                    continue
         offsets.append(0)
         columns.append(-1)
     return offsets, columns

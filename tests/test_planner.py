@@ -446,9 +446,9 @@ def test_rows_of_another_kind_are_refused(rows: object) -> None:
         compute_mamba_prefill_checkpoints(rows, rows, **engine_names(M=64, H=16, A=16))  # type: ignore[call-overload]
 
 
-def test_a_float_length_is_refused_in_a_short_list_too() -> None:
+def test_a_float_length_never_becomes_an_offset() -> None:
     with pytest.raises(CheckpointTypeError, match="seq_lens holds a value that is no row length"):
-        compute_mamba_prefill_checkpoints([8.0], [8], **engine_names(M=64, H=16, A=16))
+        compute_mamba_prefill_checkpoints([200.0], [200], **engine_names(M=64, H=16, A=16))
 
 
 @pytest.mark.parametrize("value", [0, -1, 16.0])
@@ -474,6 +474,13 @@ def test_an_alignment_of_zero_is_an_error_and_not_off() -> None:
     for alignment in (0, -16):
         with pytest.raises(CheckpointValueError, match="checkpoint_alignment"):
             is_mamba_prefill_checkpoint_valid(0, 200, 192, 16, 64, alignment)
+
+
+def test_lists_of_numpy_integers_give_plain_ints() -> None:
+    rows = [np.int64(8000)]
+    answer = compute_mamba_prefill_checkpoints(rows, rows, **engine_names(M=1536, H=1536, A=16))
+    assert answer == ([7680], [4])
+    assert {type(n) for n in answer[0] + answer[1]} == {int}
 
 
 def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
