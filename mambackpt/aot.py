@@ -168,7 +168,7 @@ def static_requests(
     kernels: Sequence[str] = KERNELS,
     dtypes: Sequence[tuple[str, str]] = DTYPES,
 ) -> list[Compilation]:
-    """Return every combination of these, each with token-first and channel-first windows.
+    """Return every combination of these, each with token-first and dim-first windows.
 
     >>> len(static_requests(targets=["sm_90"]))
     12

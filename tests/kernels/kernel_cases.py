@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 NAN = float("nan")
-LAYOUTS = ("channel-first", "token-first")
+LAYOUTS = ("dim-first", "token-first")
 
 
 def poisoned(shape, strides, dtype):
@@ -20,7 +20,7 @@ def poisoned(shape, strides, dtype):
 def window_pool(blocks, width, columns, *, layout="token-first", padding=0, dtype=torch.float32):
     """A poisoned [blocks, width, columns] pool whose blocks lie ``padding`` elements apart."""
     block = width * columns + padding
-    inner = (columns, 1) if layout == "channel-first" else (1, width)
+    inner = (columns, 1) if layout == "dim-first" else (1, width)
     return poisoned((blocks, width, columns), (block, *inner), dtype)
 
 

@@ -72,7 +72,7 @@ def test_windows_move_in_16_byte_accesses_as_far_as_their_layout_allows(compiled
         if kernel.request.layer.width < 256:
             continue
         assert kernel.widths("raw_qkv") == (16,), kernel.request
-        # One column of a channel-first window has its neighbours three elements apart.
+        # One column of a dim-first window has its neighbours three elements apart.
         assert kernel.widths("conv_state") == ((16,) if kernel.request.token_first else (2,))
 
 
@@ -114,7 +114,7 @@ def test_the_readme_says_what_the_compiler_says(compiled, root):
             made.widths(*b) for b in (STATE, ["raw_qkv"], ["conv_state"])
         )
         rows.append(
-            f"| {kernel} | {'token-first' if token_first else 'channel-first'} "
+            f"| {kernel} | {'token-first' if token_first else 'dim-first'} "
             f"| {made.programs:,} | {made.programs_per_mib:.0f} | {state} | {load} / {store} "
             f"| {made.registers} | {made.spills} | {made.instructions_per_mib:,.0f} |"
         )

@@ -1,7 +1,5 @@
 """The export kernels in Triton's interpreter: exactly the addressed elements change."""
 
-import doctest
-
 import pytest
 import torch
 import triton
@@ -19,7 +17,6 @@ from kernel_cases import (
     store_by_hand,
 )
 
-from mambackpt.kernels import flat_store, store_checkpoints, torch_copies
 from mambackpt.kernels.flat_store import MOST_ELEMENTS, flat_store_checkpoints, plan_flat_store
 from mambackpt.kernels.store_checkpoints import (
     MAX_GRID,
@@ -385,8 +382,3 @@ def test_poison_covers_the_padding_too():
     before = everything(inputs["conv_state"]).clone()
     inputs["conv_state"].as_strided((1,), (1,), 16)[0] = 1.0
     assert not torch.equal(before, everything(inputs["conv_state"]))
-
-
-@pytest.mark.parametrize("module", [store_checkpoints, flat_store, torch_copies])
-def test_the_examples_in_the_docstrings_run(module):
-    assert doctest.testmod(module).failed == 0
