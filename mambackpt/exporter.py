@@ -94,6 +94,11 @@ class MambaPrefillCheckpointExporter:
         CPU only. Without it a row with a block or source out of range is skipped whole.
         Raises CheckpointValueError or CheckpointTypeError before anything is written.
         """
+        if checkpoint is None:
+            raise CheckpointTypeError(
+                "checkpoint is None, which is how the builder says that no row has one; expected "
+                "its metadata. Try exporting only where build() returns metadata."
+            )
         _check_choice("backend", backend, _BACKENDS)
         _check_choice("short_windows", short_windows, _SHORT_WINDOWS)
         inputs: CopyInputs = {

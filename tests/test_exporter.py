@@ -495,6 +495,11 @@ def test_an_unknown_choice_lists_the_known_ones(name):
         export(setting(), **{name: "maybe"})
 
 
+def test_no_metadata_means_no_export():
+    with pytest.raises(CheckpointTypeError, match="no row has one"):
+        export(setting(checkpoint=None))
+
+
 @pytest.mark.parametrize("state_len", [-1, True, 3.0])
 def test_state_len_is_a_count(state_len):
     with pytest.raises((CheckpointValueError, CheckpointTypeError), match="state_len"):
