@@ -80,12 +80,12 @@ def _conditions(
     decision: Decision, seq_len: int, start: int, g: CacheGeometry
 ) -> Iterable[tuple[str, str, str]]:
     """Each condition, with these numbers, and whether it holds; after one fails none is asked."""
-    at, initial = decision.position, (start - 1) // g.M
+    at, candidate = decision.position, decision.candidate_column
+    read = f"{(start - 1) // g.M:,}, which its state is read from" if start else "−1: it reads none"
     asked = {
         "1 the kernel can export": f"A is {g.A:,}" if g.A else "it has no grid",
         "2 starts on a hash unit": f"{start:,} = {_division(start, g.H)}",
-        "3 its column is free": f"{decision.candidate_column:,} > {initial:,}, where the state "
-        "it starts from is",
+        "3 its column is free": f"{candidate:,} > {read}".replace("-", "−"),
         "4 gains a hash unit": f"{start:,} + {g.H:,} ≤ {at:,}",
         "5 lies inside the query": f"{start:,} < {at:,} < {seq_len:,}",
         "6 lies on the kernel's grid": f"{at:,} − {start:,} = {_division(at - start, g.A or 1)}",
@@ -277,8 +277,8 @@ def explore(show: Callable[..., str], **controls: Widget) -> Explorer:
 
 def _number(label: str, value: int, most: int | None = None, least: int = 1) -> Widget:
     """A slider up to ``most``, or a field where no bound would be right."""
-    layout = Layout(width="25em" if most else "15em")
-    words = {"description": label, "style": {"description_width": "9.5em"}, "layout": layout}
+    layout = Layout(width="31em" if most else "13em")
+    words = {"description": label, "style": {"description_width": "8em"}, "layout": layout}
     if most is None:
         return IntText(value=value, **words)
     return IntSlider(value=value, min=least, max=max(most, value), **words)
@@ -294,10 +294,15 @@ def _geometry_controls(g: CacheGeometry) -> dict[str, Widget]:
             options=[("cannot export", None), *((f"{grid}", grid) for grid in grids)],
             value=g.A,
             description="kernel grid A",
-            style={"description_width": "9.5em"},
-            layout=Layout(width="18em"),
+            style={"description_width": "8em"},
+            layout=Layout(width="17em"),
         ),
-        "drop": Checkbox(value=g.drop_eagle_block, description="drop a unit", indent=False),
+        "drop": Checkbox(
+            value=g.drop_eagle_block,
+            description="drop a unit",
+            indent=False,
+            layout=Layout(width="9em"),
+        ),
     }
 
 
