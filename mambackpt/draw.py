@@ -765,10 +765,15 @@ def draw_timings(
         [timing["method"] for timing in rows],
         [timing["median_us"] for timing in rows],
         unit="microseconds",
-        words=[f"{t['median_us']:,.4g} µs, {t['ratio']:.2f} ×" for t in rows],
+        words=[f"{_digits(t['median_us'])} µs, {t['ratio']:.2f} ×" for t in rows],
         highlight=[at for at, timing in enumerate(rows) if timing["method"] == highlight],
         bands=[(timing["low_us"], timing["high_us"]) for timing in rows],
     )
+
+
+def _digits(value: float) -> str:
+    """At least four digits where there are so many, and never an exponent."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*")
