@@ -107,7 +107,11 @@ def failures(notebook: Notebook) -> list[str]:
 
 
 def solved(notebook: Notebook) -> Notebook:
-    """Return a copy in which each exercise is replaced by the answer that follows it."""
+    """Return a copy in which each exercise is replaced by the answer that follows it.
+
+    An exercise is a cell tagged so; the next cell checks it, and the Python of the next folded
+    answer stands in its place, so it must be the whole cell.
+    """
     answered = copy.deepcopy(notebook)
     for number, cell in enumerate(answered.cells):
         if "exercise" in tags(cell):

@@ -16,6 +16,7 @@ import nbformat
 import numpy as np
 import pytest
 import yaml
+from nbclient.exceptions import CellExecutionError
 from nbformat import v4
 from notebook_tools import (
     NOTEBOOKS,
@@ -50,14 +51,21 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._done: dict[Path, tuple[Notebook, Notebook]] = {}
+        self._failed: dict[Path, CellExecutionError] = {}
 
     def of(self, path: Path) -> tuple[Notebook, Notebook]:
+        if path in self._failed:  # said in full by the first test; not run again
+            pytest.fail(f"{path.name} does not run: {self._failed[path].evalue}")
         if path not in self._done:
             plain, answered = load(path), solved(load(path))
             for notebook in (plain, answered):
                 for cell in code_cells(notebook):
                     cell.outputs = []
-            execute(plain, answered, folder=self.folder)
+            try:
+                execute(plain, answered, folder=self.folder)
+            except CellExecutionError as error:
+                self._failed[path] = error
+                raise
             self._done[path] = plain, answered
         return self._done[path]
 
