@@ -730,9 +730,9 @@ def static_table(compiled: Sequence[CompiledKernel]) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``bench export`` or ``bench planner`` and print a table; exit status 0."""
+    """Run ``bench export``, ``planner`` or ``replay`` and print a table; exit status 0."""
     parser = argparse.ArgumentParser(prog="mambackpt bench", description=__doc__.split("\n")[0])
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="{export,planner}")
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="{export,planner,replay}")
     export = kinds.add_parser("export", help="ours and every baseline, beside one contiguous copy")
     export.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     export.add_argument("--layer", default="kimi-k3,qwen3-next,nemotron-3-super", metavar="NAMES")
@@ -742,8 +742,15 @@ def main(argv: Sequence[str]) -> int:
     export.add_argument("--static", action="store_true", help="compile for four targets instead")
     planner = kinds.add_parser("planner", help="the planner beside the fastest plain loop")
     planner.add_argument("--rows", default=",".join(map(str, PLANNER_SIZES)), metavar="NUMBERS")
-    for kind, runs in ((export, 11), (planner, 15)):
+    replay = kinds.add_parser("replay", help="the replay beside a plain one of the same rules")
+    replay.add_argument("trace", help="a trace file; it is loaded before anything is timed")
+    replay.add_argument("--rule", default="all,last,last+junction,last+junction+chunk")
+    replay.add_argument("--block", default="512,1024,1536,2048,4096", metavar="NUMBERS")
+    replay.add_argument("--model", help="whose bytes count in a pool")
+    replay.add_argument("--pool-gb", metavar="NUMBERS", help="pools of so many GB [no limit]")
+    for kind, runs in ((export, 11), (planner, 15), (replay, 5)):
         kind.add_argument("--runs", type=int, default=runs, help="samples per timing [%(default)s]")
+    for kind in (export, planner):
         kind.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
     args = parser.parse_args(argv)
     if args.runs < 2:
@@ -754,6 +761,8 @@ def main(argv: Sequence[str]) -> int:
         if args.out:  # what is measured is kept, whatever ends the run
             args.out.write_text(made.to_json())
 
+    if args.kind == "replay":
+        return _bench_replay(args)
     if args.kind == "planner":
         sizes = _numbers("--rows", args.rows)
         print(_HEADER)
@@ -783,6 +792,36 @@ def main(argv: Sequence[str]) -> int:
         report=report,
     )
     print(_summary(made))
+    return 0
+
+
+def _bench_replay(args: argparse.Namespace) -> int:
+    """Print each replay's medians, and the ratio of both sums at the end."""
+    from mambackpt.replay import time_replays
+    from mambackpt.traces import load_trace
+
+    trace = load_trace(args.trace)
+    pools: list[int | None] = [None]
+    if args.pool_gb:
+        pools = [size * 10**9 for size in _numbers("--pool-gb", args.pool_gb)]
+    plain = fast = 0.0
+    print(f"{'rule':<28} {'block':>6} {'pool GB':>8} {'plain ms':>10} {'fast ms':>9} {'ratio':>7}")
+    for timing in time_replays(
+        *(trace, args.rule.split(","), _numbers("--block", args.block), pools),
+        runs=args.runs,
+        model=args.model,
+    ):
+        pool = "-" if timing.pool_bytes is None else f"{timing.pool_bytes / 1e9:.0f}"
+        print(
+            f"{timing.rule:<28} {timing.block:>6} {pool:>8} {timing.plain_s * 1e3:>10.1f} "
+            f"{timing.fast_s * 1e3:>9.2f} {timing.ratio:>7.1f}",
+            flush=True,
+        )
+        plain, fast = plain + timing.plain_s, fast + timing.fast_s
+    print(
+        f"{trace.name}, {len(trace):,} requests: {plain * 1e3:.0f} ms plain, {fast * 1e3:.0f} ms "
+        f"fast, {plain / fast:.1f} times as fast; equal records, medians of {args.runs} runs"
+    )
     return 0
 
 

@@ -302,3 +302,16 @@ def test_on_a_gpu_every_method_is_equal_also_when_replayed_from_a_graph(tmp_path
     assert done.returncode == 0, done.stderr
     regimes = {timing.regime for timing in Benchmark.from_json(out.read_text()).timings}
     assert regimes == {"kernel only", "with launch"}
+
+
+def test_a_replay_is_timed_beside_the_plain_one_that_gives_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"timestamp": 0, "input_length": 1500, "output_length": 1, "hash_ids": [1, 2, 3 + n]}
+        for n in range(4)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["replay", str(path), "--rule", "last", "--block", "512", "--runs", "2"]) == 0
+    assert "4 requests" in capsys.readouterr().out
