@@ -384,10 +384,12 @@ def sequence_finding(frames: Sequence[Frame]) -> str:
     'A second prompt of 8,000 tokens computes 320: it resumes from the state saved after 7,680.'
     """
     last = frames[-1].lane
-    computed = f"A second prompt of {last.seq_len:,} tokens computes {last.seq_len - last.start:,}:"
-    if not last.start:
+    # The last lane is the last query's; the first query of the same prompt is where it resumed.
+    resumed = min(frame.lane.start for frame in frames if frame.lane.label == last.label)
+    computed = f"A second prompt of {last.seq_len:,} tokens computes {last.seq_len - resumed:,}:"
+    if not resumed:
         return f"{computed} no state of its prefix was kept."
-    return f"{computed} it resumes from the state saved after {last.start:,}."
+    return f"{computed} it resumes from the state saved after {resumed:,}."
 
 
 def player_html(
