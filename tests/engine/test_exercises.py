@@ -72,6 +72,11 @@ def judged(keys_block):
     return judge_rules(rules, histories, [CHATS, replace(CHATS, retention=None)])
 
 
+def stays(column, query):
+    """Keys no block that a query has started inside, not even one that it has just filled."""
+    return column != query.start // query.mamba_block_size or not query.starts_inside_block
+
+
 def ran_past(column, query):
     """Keys whatever the query has filled, but not the block that it has left behind."""
     left = query.start // query.mamba_block_size
@@ -88,7 +93,7 @@ def test_a_rule_that_breaks_no_promise_and_keeps_the_reuse_is_right():
     ("keys_block", "told"),
     [
         (lambda column, query: True, "violations. step "),
-        (lambda column, query: column != query.start // query.mamba_block_size, "reuse is left"),
+        (stays, "reuse is left"),
         (lambda column, query: False, "reuse is left"),
     ],
     ids=["as released", "never what is filled by decoding", "nothing"],
