@@ -19,7 +19,7 @@ FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-_SECONDS_PER_CELL = 60
+_SECONDS_PER_CELL = 300
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^[\w.]*(Error|Exception)\b", re.M)
 
 Notebook = Any  # nbformat's tree of dictionaries
