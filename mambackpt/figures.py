@@ -604,11 +604,16 @@ def draw_roofline(
         f"{sizes[-1]} checkpoints take the export {slower:.2f} times as long as one copy; at an "
         f"assumed {bandwidth / 1e12:g} TB/s that copy would be {gap:,.0f} times as fast."
     )
-    figure, [ax] = sheet(finding, [18], left=6, right=11)
+    figure, [ax] = sheet(finding, [18], left=8, right=11)
+    curves[assumed] = (sizes, floor)
+    drawn = [value for _, values in curves.values() for value in values]
+    powers = range(math.floor(math.log10(min(drawn))), math.ceil(math.log10(max(drawn))) + 1)
     ax.set_yscale("log")
+    ax.set_yticks([10.0**n for n in powers], [f"{10.0**n:,.10g}" for n in powers])
+    ax.set_ylim(10.0 ** powers[0], 10.0 ** powers[-1])
     draw_curves(
         ax,
-        curves | {assumed: (sizes, floor)},
+        curves,
         x_label=f"checkpoints ({layer}, {variant})",
         y_label="microseconds",
         highlight={"export": STATE},
@@ -616,7 +621,7 @@ def draw_roofline(
     )
     listed = "; ".join(
         f"{name} " + ", ".join(f"{value:,.0f}" for value in values)
-        for name, (_, values) in (curves | {assumed: (sizes, floor)}).items()
+        for name, (_, values) in curves.items()
     )
     alt = f"Microseconds for {', '.join(map(str, sizes))} checkpoints: {listed}. {finding}"
     return Drawing(figure, finding, alt)
@@ -687,7 +692,8 @@ def _fit_y(ax: Axes, rows: Iterable[Sequence[float]], *, least: float | None = N
     """Scale an axis to whole ticks around these values, with room above for names of curves."""
     values = [value for row in rows for value in row]
     low = min(values) if least is None else least
-    ticks = MaxNLocator(5).tick_values(low, max(values) + 0.25 * (max(values) - low))
+    top = max(values) + 0.2 * (max(values) - low)
+    ticks = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, top)
     ax.set_ylim(ticks[0], ticks[-1])
     ax.set_yticks(ticks)
 
@@ -983,8 +989,8 @@ def evictions(trace: Trace) -> Drawing:
     ax.set_xlabel("reused, by order of eviction")
     _note(
         notes,
-        f"{model}, a pool of {_millions(tokens)} tokens, blocks of {block:,}, {_asked(trace)}. "
-        f"{_ONE_AT_A_TIME}",
+        f"{model}, a pool of {_millions(tokens)} tokens, blocks of {block:,}, {_asked(trace)}; "
+        f"'flops' weighs by the shape of a 7B hybrid. {_ONE_AT_A_TIME}",
     )
     said = (
         f"{name}: " + ", ".join(f"{order} {word}" for order, word in zip(ORDERS, row, strict=True))
