@@ -20,6 +20,7 @@ from ipywidgets import (
     IntSlider,
     IntText,
     Layout,
+    SelectionSlider,
     Text,
     VBox,
     Widget,
@@ -542,7 +543,12 @@ def explore_replay(trace: Trace | None = None, rule: str = "interval(8192)") -> 
     return explore(
         page,
         rule=Text(value=rule, description="your rule", continuous_update=False, **words),
-        block=Dropdown(options=[least << n for n in range(4)], description="block", **words),
+        block=SelectionSlider(
+            options=[least << n for n in range(4)],
+            description="block",
+            continuous_update=False,
+            **words,
+        ),
         budget=_number("tokens per step", 8192),
         model=Dropdown(options=models, value="qwen3-next", description="model", **words),
         pool=Dropdown(options=[("unlimited", None), *pools], description="pool", **words),
