@@ -23,13 +23,17 @@ from mambackpt.explore import (
     draw_view,
     explore,
     explore_placement,
+    explore_replay,
     explore_sequence,
     placement_view,
+    replay_view,
     sequence_view,
 )
 from mambackpt.geometry import CacheGeometry
 from mambackpt.planner import Reason, compute_mamba_prefill_checkpoints, explain
+from mambackpt.replay import replay
 from mambackpt.show import figure_png
+from mambackpt.traces import generate_documents
 
 PLAIN = CacheGeometry(1536, 1536, 16, 1536)
 FINE = CacheGeometry(16, 1600, 16, 16)
@@ -361,3 +365,50 @@ def test_a_function_is_checked_up_to_the_first_case_that_differs() -> None:
 def test_a_check_that_could_not_fail_is_refused() -> None:
     with pytest.raises(CheckpointError, match="at least one"):
         check_function(abs, abs, [])
+
+
+# ---- replays -----------------------------------------------------------------------------------
+
+REQUESTS = generate_documents(120)
+
+
+@pytest.mark.parametrize("pool", [None, 500_000])
+def test_a_replay_view_tells_what_the_replays_found(pool: int | None) -> None:
+    view = replay_view(REQUESTS, "interval(32768)", block=512, model="kimi-k3", pool=pool)
+    size = None if pool is None else pool * 13_824
+    for rule, recomputed, words in zip(view.rules, view.recomputed, view.words, strict=True):
+        run = replay(REQUESTS, rule, block=512, model="kimi-k3", pool_bytes=size)
+        assert recomputed == run.recomputed
+        assert f"{100 * run.hit_rate:.1f} % reused" in words
+        assert words in view.alt
+    least = min(view.recomputed[:-1])
+    assert view.rules[view.mine] == "interval(32768)"
+    assert f"{abs(view.recomputed[-1] - least):,} " in view.finding
+    assert "one at a time" in view.alt
+
+
+def test_a_rule_that_is_among_the_usual_ones_is_shown_once() -> None:
+    view = replay_view(REQUESTS, "last", block=512)
+    assert (view.rules.count("last"), len(view.rules), view.mine) == (1, 4, 1)
+    assert "of 3 others" in view.finding
+
+
+def test_an_explorer_of_replays_follows_its_controls_and_says_what_is_wrong() -> None:
+    explorer = explore_replay(REQUESTS, "none")
+    try:
+        total = int(REQUESTS.prompt.sum())
+        assert f"none recomputes {total:,} tokens" in explorer.page
+        explorer._controls["rule"].value = "last+junction"
+        explorer._controls["pool"].value = explorer._controls["pool"].options[-1][1]
+        view = replay_view(
+            REQUESTS, "last+junction", block=512, pool=explorer._controls["pool"].value
+        )
+        assert view.finding in explorer.page
+        explorer._controls["rule"].value = "lasst"
+        assert 'role="alert"' in explorer.page
+        assert "expected one of" in explorer.page
+        explorer._controls["rule"].value = "last+chunk"
+        explorer._controls["budget"].value = 100
+        assert "at least one block" in explorer.page
+    finally:
+        explorer.close()

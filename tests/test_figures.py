@@ -15,9 +15,14 @@ from mambackpt.draw import MEDIA, style
 from mambackpt.engine import chunk_ends
 from mambackpt.figures import (
     FIGURES,
+    PLACEMENTS,
     Drawing,
     draw_figure,
+    example_trace,
+    first_requests,
     main,
+    optimal_replays,
+    pool_sizes,
     puzzle_requests,
     save_figure,
     smallest_outside,
@@ -26,6 +31,9 @@ from mambackpt.figures import (
 )
 from mambackpt.models import PRESETS
 from mambackpt.planner import get_mamba_prefill_checkpoint_reason
+from mambackpt.replay import replay
+from mambackpt.rules import expected_recompute, optimal_positions
+from mambackpt.traces import load_trace
 
 EACH = pytest.mark.parametrize(("name", "medium"), list(itertools.product(FIGURES, MEDIA)))
 _drawn: dict[tuple[str, str], Drawing] = {}
@@ -301,4 +309,87 @@ def test_the_smallest_failure_shows_the_key_and_what_its_block_holds() -> None:
     assert "key 64 ≠ 32" in words
     assert "promises 64 tokens and restores the state of 32" in (
         drawing_of("smallest-failure", "review").finding
+    )
+
+
+# ---- replays of request traces -----------------------------------------------------------------
+
+
+def test_reuse_against_block_shows_the_replays_own_numbers() -> None:
+    trace, drawing = example_trace(), drawing_of("reuse-against-block", "review")
+    for rule in ("all", "last"):
+        small, large = (replay(trace, rule, block=block).recomputed for block in (512, 4096))
+        change = 100 * (large / small - 1)
+        assert f"{abs(change):.0f} % {'more' if change > 0 else 'less'} under '{rule}'" in (
+            drawing.finding
+        )
+    work = drawing.figure.axes[1]
+    assert work.get_ylim()[0] == 0, "work is drawn from 0"
+    for line, rule in zip(work.lines, PLACEMENTS, strict=True):
+        recomputed = [replay(trace, rule, block=int(x)).recomputed / 1e6 for x in line.get_xdata()]
+        assert list(line.get_ydata()) == recomputed
+
+
+def test_the_pool_figure_names_the_best_rule_of_each_exchange_rate_and_its_simplification() -> None:
+    trace, drawing = example_trace(), drawing_of("pool-exchange-rates", "review")
+    pool = pool_sizes(trace, [1])[0]
+    for name in ("kimi-k3", "qwen3-next", "kimi-k3-tp16-bf16"):
+        size = pool * PRESETS[name].model_token_bytes
+        runs = {
+            rule: replay(trace, rule, block=1024, model=name, pool_bytes=size).hit_rate
+            for rule in PLACEMENTS
+        }
+        best = max(runs, key=lambda rule: runs[rule])
+        rate = f"{PRESETS[name].exchange_rate:,.0f}"
+        found = re.search(rf"'([^']+)' where a state costs [^']*{rate}", drawing.finding)
+        assert found is not None
+        assert found[1] == best
+    assert "one request at a time" in words_of("pool-exchange-rates").replace("\n", " ")
+    panels = drawing.figure.axes[:3]
+    assert len({ax.get_ylim() for ax in panels}) == 1, "small multiples on one scale"
+
+
+def test_the_line_of_the_best_fixed_positions_is_what_the_programme_promises() -> None:
+    """Reused by the best positions: the overlaps, less the expected recomputation."""
+    trace = example_trace()
+    overlaps = [int(o) // trace.grain for o in trace.ceiling]
+    weights = [overlaps.count(unit) for unit in range(max(overlaps) + 1)]
+    for count, run in zip((1, 4), optimal_replays(trace, 512, (1, 4)), strict=True):
+        lost = expected_recompute(weights, optimal_positions(weights, count)) * len(trace)
+        assert run.reused.sum() == trace.ceiling.sum() - round(lost) * trace.grain
+
+
+def test_retention_and_evictions_show_the_replays_own_numbers() -> None:
+    trace = example_trace()
+    every = [512 << power for power in range(7)]
+    work = [replay(trace, f"interval({K})", block=512).recomputed for K in every]
+    best = every[work.index(min(work))]
+    assert f"every {best:,} tokens in unlimited" in drawing_of("retention", "review").finding
+    head = first_requests(trace, 1000)
+    pool = pool_sizes(head, [1 / 3])[0] * PRESETS["qwen3-next"].model_token_bytes
+    run = replay(head, "last", block=1024, model="qwen3-next", pool_bytes=pool, eviction="thinning")
+    assert f"{100 * run.hit_rate:.1f} %" in words_of("evictions")
+
+
+def test_the_first_requests_are_replayed_as_the_whole_trace_began() -> None:
+    trace = example_trace()
+    head = first_requests(trace, 300)
+    assert len(head) == 300
+    for rule in PLACEMENTS:
+        whole = replay(trace, rule, block=1024).reused[:300]
+        assert (replay(head, rule, block=1024).reused == whole).all()
+
+
+def test_a_trace_of_yours_takes_the_generated_ones_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.jsonl"
+    prompts = [[*range(3000), *range(n * 10_000, n * 10_000 + 900)] for n in range(1, 9)]
+    mine.write_text("".join(f"{prompt}\n" for prompt in prompts))
+    assert main(["reuse-against-block", "--trace", str(mine), "--out", str(tmp_path)]) == 0
+    found = draw_figure("reuse-against-block", trace=load_trace(mine))
+    assert found.finding in capsys.readouterr().out
+    assert "8 requests (mine.jsonl)" in found.alt
+    assert draw_figure("one-forward", trace=load_trace(mine)).finding == (
+        drawing_of("one-forward", "review").finding
     )
