@@ -132,7 +132,7 @@ def test_a_prefill_of_one_token_is_no_decode_step() -> None:
 
 @settings(max_examples=40)
 @given(
-    prompt=st.integers(1, 2000),
+    prompt=st.integers(1, 1200),
     per_block=st.sampled_from([1, 4]),
     A=st.sampled_from([None, 16]),
     drop=st.booleans(),
