@@ -2,18 +2,15 @@
 
 One request at a time (a simplification, say so in a figure): look up the attention hit and the
 deepest kept state in it, then store what the rule keeps. Full blocks only; a lookup may reuse at
-most L - 1 tokens; states of decode steps are left out. Three ways to the same answer:
-
-* `replay_plainly` is the truth: sets, one ordered dict for a pool, every eviction;
-* without a pool, rules that compute with arrays are solved for all requests at once;
-* everything else walks the requests over runs of blocks that are never expanded.
+most L - 1 tokens; states of decode steps are left out. The plain replay here is the truth: sets,
+one ordered dict for a pool, every eviction. `mambackpt._fast_replay` finds the same faster.
 """
 
 import argparse
 import csv
 import json
 import sys
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import (
     BrokenExecutor,
@@ -22,16 +19,24 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     as_completed,
 )
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
-from time import perf_counter
-from typing import Any, Protocol, TypeAlias
+from time import monotonic, process_time
+from typing import Any, Protocol
 
 import numpy as np
 
+from mambackpt._fast_replay import (
+    Case,
+    Columns,
+    depths_of,
+    replay_arrays,
+    walk,
+    walk_pool,
+)
 from mambackpt.errors import CheckpointError, CheckpointValueError
 from mambackpt.geometry import checked_int
 from mambackpt.models import PRESETS
@@ -43,21 +48,17 @@ from mambackpt.rules import (
     Request,
     Rule,
     Settings,
-    Span,
     get_rule,
 )
 from mambackpt.traces import (
     GENERATORS,
     LAYOUTS,
     Int64Array,
-    Paths,
     Trace,
-    expand,
     load_trace,
 )
 
 EVICTIONS = ("lru", "hit-node", "thinning", "flops", "flops-as-published")
-_ROUNDS = 24  # of the array solution, before the walk takes over
 
 
 class ModelSizes(Protocol):
@@ -185,26 +186,6 @@ class Replay:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """A replay's inputs, checked; all that the three ways read."""
-
-    trace: Trace
-    rule: Rule
-    settings: Settings
-    limit: int | None  # bytes of the pool, or of the attention pool
-    state_limit: int | None  # bytes of the states' own pool
-    eviction: str
-    block_bytes: int  # attention cache of one block of the trace
-    state_bytes: int
-    margin: int
-    costs: MarconiCosts
-
-
-# attention, reused, written, evicted
-_Columns: TypeAlias = tuple[Int64Array | list[int], ...]
-
-
 def replay(
     trace: Trace,
     rule: str | Rule | Place,
@@ -234,17 +215,18 @@ def replay(
 
     * "lru": one order of last use over attention blocks and states;
     * "hit-node": a kept state that is there already is not refreshed, only the one that was hit;
-    * "thinning": when a state is due, the one that shortens the way to an earlier state most
-      cheaply goes: the least distance to the state before it on its prefix;
-    * "flops", "flops-as-published": states at most one branch above the rest go by recency plus
-      FLOPs saved per byte (Marconi, arXiv 2411.19379; ``costs`` has the model's shape).
+    * "thinning": when a state is due in that order, the one goes that covers least: the fewest
+      tokens past the state before it on its prefix;
+    * "flops", "flops-as-published": when a state is due, one with at most one state right after it
+      goes, by recency plus FLOPs saved per byte (Marconi, arXiv 2411.19379; ``costs`` has the
+      model's shape).
 
     ``plainly`` uses the readable loop for everything. Raises CheckpointValueError for sizes, rules
     and names that do not fit.
     """
     case = _checked_case(
         trace,
-        get_rule(rule),
+        rule,
         block,
         model=model,
         pool_bytes=pool_bytes,
@@ -277,19 +259,23 @@ def replay(
     )
 
 
-def _replay_fast(case: _Case) -> _Columns:
+def _replay_fast(case: Case) -> Columns:
     """The fastest of the ways that fits."""
     if case.limit is None:
-        solved = _replay_arrays(case) if case.rule.arrays else None
-        return _walk(case) if solved is None else solved
+        solved = replay_arrays(case) if case.rule.arrays else None
+        return walk(case) if solved is None else solved
     if case.eviction in ("lru", "hit-node"):
-        return _walk_pool(case)
+        return walk_pool(case)
     return _replay_plainly(case, expand_rows(case.trace))
+
+
+def _rule_of(trace: Trace, rule: str | Rule | Place) -> Rule:
+    return get_rule(rule, overlaps=trace.ceiling, grain=trace.grain)
 
 
 def _checked_case(
     trace: Trace,
-    rule: Rule,
+    given: str | Rule | Place,
     block: int,
     *,
     model: ModelSizes | str | None = None,
@@ -299,8 +285,8 @@ def _checked_case(
     budget: int = 8192,
     lookup_margin: int = 0,
     costs: MarconiCosts | None = None,
-) -> _Case:
-    block = checked_int("block", block)
+) -> Case:
+    rule, block = _rule_of(trace, given), checked_int("block", block)
     if block % trace.grain:
         raise CheckpointValueError(
             f"block is {block} and the trace's blocks have {trace.grain} tokens; expected a "
@@ -333,7 +319,7 @@ def _checked_case(
     for name, limit in (("pool_bytes", pool_bytes), ("state_pool_bytes", state_pool_bytes)):
         if limit is not None:
             checked_int(name, limit, unit="bytes")
-    return _Case(
+    return Case(
         trace,
         rule,
         Settings(block, checked_int("budget", budget)),
@@ -347,27 +333,10 @@ def _checked_case(
     )
 
 
-def _depths(positions: Sequence[Any], grain: int, length: int) -> list[int]:
-    """The rule's positions as blocks of the request, deepest first; what it cannot name is left."""
-    depths: list[int] = []
-    for position in positions:
-        if type(position) is not Span:
-            depths.append(position // grain)
-            continue
-        first, last, step = position
-        if first % grain or step % grain:
-            depths += [p // grain for p in range(first, last + 1, step)]
-        else:
-            depths += range(first // grain, last // grain + 1, step // grain)
-    if len(depths) > 1:
-        depths = sorted(set(depths), reverse=True)
-    return [depth for depth in depths if 0 < depth <= length]
-
-
 # --- the truth ------------------------------------------------------------------------------------
 
 
-def _replay_plainly(case: _Case, rows: Sequence[list[int]]) -> _Columns:
+def _replay_plainly(case: Case, rows: Sequence[list[int]]) -> Columns:
     """The readable replay; ``rows`` are the expanded block numbers of each request."""
     store = _PlainSets() if case.limit is None else _PlainPool(case)
     trace, g, place = case.trace, case.trace.grain, case.rule.place
@@ -390,7 +359,7 @@ def _replay_plainly(case: _Case, rows: Sequence[list[int]]) -> _Columns:
             hit -= 1
         match = Match(found, hit * g, splits and run == shared)
         positions = place(Request(prompt, output, message), match, case.settings)
-        depths = _depths(positions, g, len(ids)) if positions else []
+        depths = depths_of(positions, g, len(ids)) if positions else []
         new, gone = store.keep(ids, hit if case.rule.states else 0, depths)
         attention.append(found)
         reused.append(hit * g if case.rule.states else found)
@@ -417,7 +386,7 @@ class _PlainSets:
 class _PlainPool:
     """Blocks b and states ~b in the order of their last use, within a limit of bytes."""
 
-    def __init__(self, case: _Case) -> None:
+    def __init__(self, case: Case) -> None:
         self.block_bytes, self.state_bytes = case.block_bytes, case.state_bytes
         self.refresh = case.eviction != "hit-node"
         self.blocks: OrderedDict[int, int] = OrderedDict()
@@ -481,7 +450,7 @@ class _PlainPool:
 class _StateTree:
     """The kept states, each with the state before it on its prefix, for state-aware evictions."""
 
-    def __init__(self, case: _Case) -> None:
+    def __init__(self, case: Case) -> None:
         self.grain, self.costs = case.trace.grain, case.costs
         self.thinning = case.eviction == "thinning"
         self.clock = 0
@@ -549,406 +518,6 @@ def _normalised(values: Sequence[float]) -> Any:
     return (array - low) / (high - low) if high > low else np.ones(len(array))
 
 
-# --- all requests at once -------------------------------------------------------------------------
-
-
-def _replay_arrays(case: _Case) -> _Columns | None:
-    """Solve an unlimited replay for all requests at once; None where that takes too many rounds.
-
-    The hits follow from the states, and the states from the hits. Each request depends on earlier
-    ones only, so the two have one solution, and guessing hits until they repeat finds it.
-    """
-    trace, rule, g, R = case.trace, case.rule, case.trace.grain, len(case.trace)
-    found = (trace.ceiling - case.margin).clip(0) if case.margin else trace.ceiling
-    none = np.zeros(R, np.int64)
-    if not rule.states or not len(trace.first):
-        return found, none if rule.states else found, none, none
-    request = Request(trace.prompt, trace.output, trace.message)
-    asking, depth, run = trace.lookup
-    if case.margin:
-        asking = np.flatnonzero(found >= g)
-        depth = found[asking] // g
-        run = trace.run_at(asking, depth)
-    end = trace.first_rank[run] + depth - trace.depth[run]
-    parts = rule.parts or (rule,)
-    fixed = np.full(trace.size, R, np.int32)  # the request that first kept each state
-    for part in parts:
-        if "joint" not in part.reads:
-            for position in part.place(request, Match(found, none), case.settings):
-                _write(fixed, *_blocks_at(trace, position))
-    joint = none
-    for _ in range(_ROUNDS):
-        writer = fixed.copy()
-        for part in parts:
-            if "joint" in part.reads:
-                for position in part.place(request, Match(found, joint), case.settings):
-                    _write(writer, *_blocks_at(trace, position))
-        hits = _deepest_kept(trace, writer[trace.reused], asking, run, end) * g
-        if "joint" not in rule.reads or np.array_equal(hits, joint):
-            if (hits % case.settings.block).any():
-                return None  # then leaving out what lies at or below the hit is not the same
-            return found, hits, np.bincount(writer[writer < R], minlength=R), none
-        joint = hits
-    return None
-
-
-def _blocks_at(trace: Trace, position: Any) -> tuple[Int64Array, Int64Array]:
-    """(request, block) of one entry of a rule's answer, in the order of requests."""
-    g, R = trace.grain, len(trace)
-    if type(position) is not Span:
-        depth = np.broadcast_to(position // g, R)
-        owner = np.flatnonzero((depth > 0) & (depth <= trace.length))
-        depth = depth[owner]
-        run = trace.run_at(owner, depth)
-        return owner, trace.first[run] + depth - 1 - trace.depth[run]
-    first, last, step = position
-    last = np.broadcast_to(last, R)
-    if not isinstance(first, np.ndarray):
-        # All requests keep the same grid, so the one that first had the shared blocks kept it in
-        # them up to its own end: only what lies beyond is new.
-        source = trace.first_with(trace.block_at(trace.shared))
-        covered = np.where(trace.shared > 0, np.minimum(trace.shared * g, last[source]), 0)
-        first = first + ((covered - first) // step + 1).clip(0) * step
-    count = ((last - first) // step + 1).clip(0)
-    if count.sum() < len(trace.first) or step % g or (first % g).any():
-        owner = np.repeat(np.arange(R), count)
-        tokens = expand(first, count, step)
-        inside = (tokens >= g) & (tokens // g <= trace.length[owner])
-        owner, depth = owner[inside], tokens[inside] // g
-        run = trace.run_at(owner, depth)
-        return owner, trace.first[run] + depth - 1 - trace.depth[run]
-    # On the trace's grid a progression of positions is one of block numbers in each run.
-    owner, stride = trace.run_owner, step // g
-    start, deepest = first[owner] // g, last[owner] // g
-    start += ((trace.depth - start) // stride + 1).clip(0) * stride
-    count = ((np.minimum(trace.depth + trace.count, deepest) - start) // stride + 1).clip(0)
-    some = np.flatnonzero(count > 0)
-    block = trace.first[some] + start[some] - 1 - trace.depth[some]
-    return np.repeat(owner[some], count[some]), expand(block, count[some], stride)
-
-
-def _write(writer: Any, owner: Int64Array, block: Int64Array) -> None:
-    """Enter the earliest request that keeps each state; ``owner`` ascends."""
-    earlier = owner < writer[block]
-    # Of blocks that occur twice the last one written stays: the earliest request.
-    writer[block[earlier][::-1]] = owner[earlier][::-1]
-
-
-def _deepest_kept(
-    trace: Trace, writer: Any, asking: Int64Array, run: Int64Array, end: Int64Array
-) -> Int64Array:
-    """Blocks up to the deepest state that each asking request finds, 0 for none.
-
-    All requests look at once, from the last run of their hit towards the root. Blocks are counted
-    among the reused ones, of which a hit has every one; ``end`` is one past the last of the run.
-    """
-    R = len(trace)
-    kept = np.where(writer < R, np.arange(len(writer)), -1)
-    below = np.append(-1, np.maximum.accumulate(kept))  # the last kept block before each
-    hits = np.zeros(R, np.int64)
-    while len(asking):
-        block = below[end]
-        start = trace.first_rank[run]
-        inside = block >= start
-        found = inside & (writer[block] < asking)
-        at = run[found]
-        hits[asking[found]] = trace.depth[at] + block[found] - start[found] + 1
-        # A state kept too late: look before it. No state in this run: look in the run before.
-        run = np.where(inside, run, run - 1)
-        left = np.flatnonzero(~found & (run >= trace.row[asking]))
-        asking, run, inside, block = asking[left], run[left], inside[left], block[left]
-        end = np.where(inside, block, trace.first_rank[run] + trace.count[run])
-    return hits
-
-
-# --- request by request, over runs ----------------------------------------------------------------
-
-
-def _walk(case: _Case) -> _Columns:
-    """An unlimited replay of any rule, over runs of blocks that are never expanded."""
-    trace, g, R = case.trace, case.trace.grain, len(case.trace)
-    paths, held = trace.paths, bytearray(trace.size)  # 1 where the state after a block is kept
-    found = (trace.ceiling - case.margin).clip(0)
-    reused, written = [0] * R, [0] * R
-    columns = (found, trace.prompt, trace.output, trace.message, trace.length, trace.splits)
-    for i, (tokens, prompt, output, message, length, splits) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
-    ):
-        lo, run, hit = paths.row[i], paths.row[i + 1] - 1, 0
-        if tokens >= g:
-            hit, _ = paths.deepest(held, lo, run, tokens // g)
-        match = Match(tokens, hit * g, splits)
-        positions = case.rule.place(Request(prompt, output, message), match, case.settings)
-        for block in paths.blocks_at(run, _depths(positions, g, length)):
-            written[i] += not held[block]
-            held[block] = 1
-        reused[i] = hit * g
-    return found, found if not case.rule.states else reused, written, [0] * R
-
-
-class _Stretches:
-    """What is kept of every block of a path, or of every ``stride``-th, in order of last use.
-
-    What request k touched last is a stretch of its own path, ``low[k]`` to ``high[k]`` deep
-    (counted in strides): later requests take its upper part over, eviction trims its deep end. So
-    the order of last use is a queue of stretches, and a request costs its branches, not its blocks.
-    """
-
-    def __init__(self, trace: Trace, paths: Paths, size: int, stride: int) -> None:
-        self.paths, self.size, self.stride = paths, size, stride
-        self.low, self.high = [0] * (len(trace) + 1), [0] * (len(trace) + 1)
-        self.front = 0  # no stretch before this request is left
-        self.owner = paths.owner.copy()  # the request whose stretch each block is or will be in
-
-    def owner_at(self, run: int, depth: int) -> int:
-        """The request whose stretch holds this depth of the path that ends with ``run``."""
-        base, depth = self.paths.base, depth * self.stride
-        while base[run] >= depth:
-            run -= 1
-        return self.owner[self.paths.first[run] + depth - 1 - base[run]]
-
-    def cached(self, run: int, depth: int) -> int:
-        """How deep the path that ends with ``run`` is kept, up to ``depth``."""
-        while depth:
-            k = self.owner_at(run, depth)
-            if self.high[k] >= depth:
-                return depth
-            # The path runs through k's stretch down to low[k]; what eviction trimmed is gone.
-            if self.high[k] > self.low[k]:
-                return self.high[k]
-            depth = self.low[k]
-        return 0
-
-    def take_over(self, i: int, run: int, depth: int) -> None:
-        """Move the path's first ``depth`` out of earlier stretches, into request i's."""
-        paths, owner, low, end = self.paths, self.owner, self.low, depth * self.stride
-        first, count, base = paths.first, paths.count, paths.base
-        while depth:
-            k = self.owner_at(run, depth)
-            low[k], depth = depth, low[k]
-        r = paths.row[i]
-        while base[r] + count[r] < end:
-            owner[first[r] : first[r] + count[r]] = [i] * count[r]
-            r += 1
-        owner[first[r] : first[r] + end - base[r]] = [i] * (end - base[r])
-
-    def oldest(self, i: int) -> int:
-        """The request with the least recent stretch; i + 1 where there is none up to i."""
-        k, low, high = self.front, self.low, self.high
-        while k <= i and low[k] >= high[k]:
-            k += 1
-        self.front = k
-        return k
-
-
-def _walk_pool(case: _Case) -> _Columns:
-    """A replay in pools that evict by last use: by request, first its blocks, then its states."""
-    trace, g, rule, size = case.trace, case.trace.grain, case.rule, case.block_bytes
-    R, S, limit, state_limit = len(trace), case.state_bytes, case.limit or 0, case.state_limit or 0
-    one_pool, refresh = case.state_limit is None, case.eviction != "hit-node"
-    paths, held = trace.paths, bytearray(trace.size)
-    blocks = _Stretches(trace, paths, size, 1)
-    stride, counts = _grid_of(case)
-    grid = _Stretches(trace, paths, S, stride) if stride else None
-    fixed, clips, moving, idle = _fixed_part(case)
-    low, high, owner = blocks.low, blocks.high, blocks.owner
-    front = 0  # no stretch of blocks before this request is left
-    queue: deque[int] = deque()  # states that are in no stretch, in order of last use
-    owners: deque[int] = deque()  # the request that touched each
-    entry = [-1] * trace.size  # the number of a kept state's newest entry in the queue
-    number = used = state_used = 0  # entries that have left the queue; bytes
-
-    def pop_state(before: int) -> bool:
-        """Evict the least recent state of the queue if a request earlier than this touched it."""
-        nonlocal number
-        while queue and entry[queue[0]] != number:  # used again since, or evicted
-            queue.popleft()
-            owners.popleft()
-            number += 1
-        if not queue or owners[0] >= before:
-            return False
-        block = queue.popleft()
-        owners.popleft()
-        entry[block], held[block] = -1, 0
-        number += 1
-        return True
-
-    def make_room(i: int, own: _Stretches | None, run: int, cached: int, spared: int) -> Any:
-        """Evict the least recent until all fits; return items gone and what is left of ``cached``.
-
-        Request i's path is touched deepest first, after what is new of it was inserted: what is
-        ``cached`` of it can be evicted before its turn, and is then inserted again, which frees
-        nothing. What was touched already (``spared``) cannot.
-        """
-        nonlocal used, front
-        gone = 0
-        while used > limit:
-            while front <= i and low[front] >= high[front]:
-                front += 1
-            kind, k = blocks, front
-            if one_pool:
-                if grid and (other := grid.oldest(i)) < k:
-                    kind, k = grid, other
-                elif queue and pop_state(k):
-                    used -= S
-                    gone += 1
-                    continue
-            if k > i:
-                break
-            want = -(-(used - limit) // kind.size)
-            mine = kind is own and cached and kind.owner_at(run, cached) == k
-            taken = min(want, kind.high[k] - (cached if mine else kind.low[k]))
-            kind.high[k] -= taken
-            used -= taken * kind.size
-            gone += taken
-            if mine and taken < want:
-                floor = kind.low[k]
-                gone += cached - floor - (floor < spared <= cached)
-                cached = kind.high[k] = floor
-        return gone, cached
-
-    request, match = Request(0), Match()
-    attention, reused, written, evicted = [0] * R, [0] * R, [0] * R, [0] * R
-    usable = (trace.prompt - 1) // g * g
-    columns = (usable, trace.length, trace.shared, trace.block_at(trace.shared))
-    rest = (trace.prompt, trace.output, trace.message, trace.splits)
-    details = list(zip(*(column.tolist() for column in rest), strict=True)) if moving else []
-    for i, (most, length, shared, left, (depth, point)) in enumerate(
-        zip(*(column.tolist() for column in columns), fixed, strict=True)
-    ):
-        lo, run = paths.row[i], paths.row[i + 1] - 1
-        cached, hit, state, gone = shared, 0, -1, 0
-        if shared:
-            if high[owner[left]] < shared:
-                cached = blocks.cached(run, shared)
-            found = min(cached * g, most) - case.margin
-            if found > 0:
-                attention[i], hit = found, found // g
-                if not rule.states:
-                    reused[i] = found
-                elif not hit:
-                    pass
-                elif grid:
-                    hit = grid.cached(run, hit // stride)
-                    reused[i] = hit * stride * g
-                else:
-                    hit, state = paths.deepest(held, lo, run, hit)
-                    reused[i] = hit * g
-        used += (length - cached) * size
-        high[i] = length
-        if used > limit:
-            gone, _ = make_room(i, blocks, run, cached, 0)
-        if shared == 1:
-            low[owner[left]] = 1
-            owner[left] = i
-        elif shared:
-            blocks.take_over(i, run, shared)
-        if grid:
-            known = min(shared // stride, counts[i])
-            kept = grid.cached(run, known) if known else 0
-            new = counts[i] - kept
-            grid.high[i] = counts[i]
-            used += new * S
-            if used > limit:
-                more, left = make_room(i, grid, run, kept, hit)
-                new += kept - left - (left < hit <= kept)
-                gone += more
-            if known:
-                grid.take_over(i, run, known)
-            written[i] = new
-        elif rule.states:
-            if state >= 0 and held[state]:  # it may have been evicted meanwhile
-                entry[state] = number + len(queue)
-                queue.append(state)
-                owners.append(i)
-            keep: Sequence[int] = (point,) if depth and (depth > hit or not clips) else ()
-            if moving and (attention[i] or not idle):
-                request.prompt, request.output, request.message, splits = details[i]
-                match.attention, match.joint = attention[i], hit * g
-                match.splits = splits and cached == shared
-                positions = [p for place in moving for p in place(request, match, case.settings)]
-                if depths := _depths(positions, g, length):
-                    if keep and depth not in depths:
-                        depths = sorted([depth, *depths], reverse=True)
-                    keep = paths.blocks_at(run, depths)
-            for block in keep:
-                if held[block]:
-                    if refresh:
-                        entry[block] = number + len(queue)
-                        queue.append(block)
-                        owners.append(i)
-                    continue
-                held[block] = 1
-                entry[block] = number + len(queue)
-                queue.append(block)
-                owners.append(i)
-                written[i] += 1
-                if one_pool:
-                    used += S
-                    if used > limit:  # one at a time: it may evict one that is due next
-                        gone += make_room(i, None, run, 0, 0)[0]
-                else:
-                    state_used += S
-                    while state_used > state_limit and pop_state(R):
-                        state_used -= S
-                        gone += 1
-        evicted[i] = gone
-    return attention, reused, written, evicted
-
-
-def _fixed_part(case: _Case) -> tuple[list[tuple[int, int]], bool, list[Place], bool]:
-    """What a rule keeps of each request whatever it matches: one (depth, block), solved at once.
-
-    Also whether that is left out where the joint hit reaches it, the parts to ask each time, and
-    whether those keep nothing where nothing matches.
-    """
-    trace, g, rule = case.trace, case.trace.grain, case.rule
-    none = np.zeros(len(trace), np.int64)
-    request = Request(trace.prompt, trace.output, trace.message)
-    parts = list(rule.parts or (rule,))
-    points, clips = [(0, -1)] * len(trace), False
-    for part in parts:
-        if not part.arrays or part.reads or not part.states:
-            continue
-        answer = part.place(request, Match(none, none), case.settings)
-        if len(answer) != 1 or type(answer[0]) is Span or (answer[0] % g).any():
-            continue
-        again = part.place(request, Match(none, answer[0]), case.settings)[0]
-        if not again.any() or np.array_equal(again, answer[0]):
-            depth = np.where(answer[0] // g <= trace.length, answer[0] // g, 0)
-            points = list(zip(depth.tolist(), trace.block_at(depth).tolist(), strict=True))
-            clips = not again.any()
-            parts.remove(part)
-            break
-    answers = [
-        part.place(request, Match(none, none), case.settings) if part.arrays else [request.prompt]
-        for part in parts
-    ]
-    idle = not any(type(p) is Span or np.any(p > 0) for answer in answers for p in answer)
-    return points, clips, [part.place for part in parts], idle
-
-
-def _grid_of(case: _Case) -> tuple[int, list[int]]:
-    """The stride in blocks, and the number of states per request, of a rule that keeps a grid.
-
-    A grid that all requests share is kept as stretches, as blocks are: only in one pool that holds
-    any one request, so that none evicts what it has touched itself. Otherwise a stride of 0.
-    """
-    trace, g, rule, R = case.trace, case.trace.grain, case.rule, len(case.trace)
-    if not rule.arrays or rule.reads or case.eviction != "lru" or case.state_limit is not None:
-        return 0, []
-    request, none = Request(trace.prompt, trace.output, trace.message), np.zeros(R, np.int64)
-    answer = rule.place(request, Match(none, none), case.settings)
-    if len(answer) != 1 or type(answer[0]) is not Span or not case.state_bytes:
-        return 0, []
-    first, last, step = answer[0]
-    if isinstance(first, np.ndarray) or first != step or step % g:
-        return 0, []
-    counts = np.minimum(np.broadcast_to(last, R), trace.length * g) // step
-    largest = (counts * case.state_bytes + trace.length * case.block_bytes).max()
-    return (step // g, counts.tolist()) if largest <= (case.limit or 0) else (0, [])
-
-
 # --- sweeps, timings, the command -----------------------------------------------------------------
 
 
@@ -989,10 +558,10 @@ def sweep(
     its workers lose is replayed here. Ctrl-C ends the sweep and keeps what is done. A progress bar
     shows after two seconds, where tqdm is installed.
     """
-    points = list(product([get_rule(rule) for rule in rules], blocks, pools))
+    points = list(product([_rule_of(trace, rule) for rule in rules], blocks, pools))
     done: dict[int, Replay] = {}
     futures: dict[Future[Replay], int] = {}
-    bar = _progress_bar(len(points), progress)
+    bar = _Progress(len(points), progress)
     try:
         if executor is not None:
             try:
@@ -1006,11 +575,11 @@ def sweep(
                     raise error
                 if error is None and not future.cancelled():
                     done[futures[future]] = future.result()
-                    bar.update()
+                    bar.step()
         for number, point in enumerate(points):
             if number not in done:
                 done[number] = _replay_point(trace, point, options)
-                bar.update()
+                bar.step()
     except KeyboardInterrupt:
         for future, number in futures.items():
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -1030,22 +599,28 @@ def _replay_point(
     return replay(trace, rule, block=block, pool_bytes=pool, **options)
 
 
-class _NoBar:
-    """What stands in for a progress bar."""
+class _Progress:
+    """A progress bar that appears after two seconds, where tqdm is installed."""
 
-    def update(self) -> None:
-        pass
+    def __init__(self, total: int, wanted: bool) -> None:
+        self.total, self.wanted, self.done = total, wanted, 0
+        self.start = monotonic()
+        self.bar: Any = None
+
+    def step(self) -> None:
+        self.done += 1
+        if self.bar is not None:
+            self.bar.update()
+        elif self.wanted and monotonic() - self.start > 2:
+            self.wanted = False
+            with suppress(ImportError):
+                from tqdm.auto import tqdm
+
+                self.bar = tqdm(total=self.total, initial=self.done, unit="replay", leave=False)
 
     def close(self) -> None:
-        pass
-
-
-def _progress_bar(total: int, wanted: bool) -> Any:
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        return _NoBar()
-    return tqdm(total=total, delay=2, disable=not wanted, unit="replay", leave=False)
+        if self.bar is not None:
+            self.bar.close()
 
 
 def expand_rows(trace: Trace) -> list[list[int]]:
@@ -1060,7 +635,7 @@ def expand_rows(trace: Trace) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTiming:
-    """Median seconds of a plain and a fast replay that gave the same, over interleaved runs."""
+    """Median CPU seconds of a plain and a fast replay that gave the same, interleaved."""
 
     trace: str
     rule: str
@@ -1092,7 +667,7 @@ def time_replays(
     """
     rows = expand_rows(trace)
     for rule, block, pool in product(rules, blocks, pools):
-        case = _checked_case(trace, get_rule(rule), block, pool_bytes=pool, **options)
+        case = _checked_case(trace, rule, block, pool_bytes=pool, **options)
         plain, fast = _replay_plainly(case, rows), _replay_fast(case)
         if not all(np.array_equal(a, b) for a, b in zip(plain, fast, strict=True)):
             raise CheckpointValueError(
@@ -1101,9 +676,9 @@ def time_replays(
             )
         seconds: dict[str, list[float]] = {"plain": [], "fast": []}
         for name, spent in [*seconds.items()] * runs:
-            start = perf_counter()
+            start = process_time()
             _replay_plainly(case, rows) if name == "plain" else _replay_fast(case)
-            spent.append(perf_counter() - start)
+            spent.append(process_time() - start)
         plain_s, fast_s = map(median, seconds.values())
         yield ReplayTiming(trace.name, rule, block, pool, len(trace), plain_s, fast_s)
 
@@ -1139,7 +714,8 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="mambackpt replay",
         description="Replay a request trace under placement rules.",
-        epilog=f"rules, joined with '+': {', '.join(RULES)}; generators: {', '.join(GENERATORS)}",
+        epilog=f"rules, joined with '+': {', '.join(RULES)}, optimal(M). "
+        f"generators: {', '.join(GENERATORS)}",
     )
     parser.add_argument("trace", help="a trace file, or a generator with a size, as in chat:2000")
     parser.add_argument(

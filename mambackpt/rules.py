@@ -144,12 +144,15 @@ def placement(
     return register
 
 
-def get_rule(rule: str | Rule | Place) -> Rule:
+def get_rule(
+    rule: str | Rule | Place, *, overlaps: Iterable[int] | None = None, grain: int = 1
+) -> Rule:
     """Return the rule of a name, of names joined with "+", or of a plain function.
 
     >>> get_rule("last+junction").place(Request(8000), Match(attention=3000), Settings(block=512))
     [7680, 2560]
 
+    ``overlaps`` and ``grain`` are what the name "optimal(M)" stands on; a replay gives its trace's.
     Raises CheckpointValueError for a name that is not registered or arguments it does not take.
     """
     if isinstance(rule, Rule):
@@ -157,7 +160,9 @@ def get_rule(rule: str | Rule | Place) -> Rule:
     if not isinstance(rule, str):
         return Rule(getattr(rule, "__name__", "rule"), rule)
     try:
-        parts = [_part(node) for node in _summands(ast.parse(rule, mode="eval").body)]
+        parts = [
+            _part(node, overlaps, grain) for node in _summands(ast.parse(rule, mode="eval").body)
+        ]
     except (SyntaxError, ValueError) as error:
         if isinstance(error, CheckpointValueError):
             raise
@@ -188,12 +193,16 @@ def _summands(node: ast.expr) -> list[ast.expr]:
     return [node]
 
 
-def _part(node: ast.expr) -> Rule:
+def _part(node: ast.expr, overlaps: Iterable[int] | None, grain: int) -> Rule:
     call = node if isinstance(node, ast.Call) else None
     name = ast.unparse(node if call is None else call.func)
+    if name == "optimal" and call and len(call.args) == 1 and overlaps is not None:
+        count = checked_int("count", ast.literal_eval(call.args[0]), least=0, unit="positions")
+        return optimal(count, overlaps, grain=grain)
     if name not in RULES:
         raise CheckpointValueError(
-            f"rule is {name!r}; expected one of {', '.join(RULES)}. Try 'last+junction'."
+            f"rule is {name!r}; expected one of {', '.join(RULES)}, or optimal(M) in a replay. "
+            "Try 'last+junction'."
         )
     arguments = [] if call is None else [ast.literal_eval(value) for value in call.args]
     named = {k.arg: ast.literal_eval(k.value) for k in (call.keywords if call else [])}

@@ -86,10 +86,15 @@ class Trace:
 
     @cached_property
     def lookup(self) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """The requests that may reuse something, the blocks they may, and the run that ends in."""
+        """The requests that may reuse something, how many blocks, and the run these end in.
+
+        By the number of the last such block: what is looked up in this order is found fast.
+        """
         request = np.flatnonzero(self.ceiling)
         depth = self.ceiling[request] // self.grain
-        return request, depth, self.run_at(request, depth)
+        run = self.run_at(request, depth)
+        order = np.argsort(self.first[run] + depth - self.depth[run], kind="stable")
+        return request[order], depth[order], run[order]
 
     @cached_property
     def run_counts(self) -> Int64Array:
@@ -100,19 +105,6 @@ class Trace:
     def run_owner(self) -> Int64Array:
         """The request of each run."""
         return np.repeat(np.arange(len(self)), self.run_counts)
-
-    @cached_property
-    def reused(self) -> Int64Array:
-        """The block numbers that more than one request has, ascending."""
-        known = (self.shared[self.run_owner] - self.depth).clip(0, self.count)
-        change = np.bincount(self.first, known > 0, self.size + 1)
-        change -= np.bincount(self.first + known, known > 0, self.size + 1)
-        return np.flatnonzero(np.cumsum(change) > 0)
-
-    @cached_property
-    def first_rank(self) -> Int64Array:
-        """How many reused blocks come before each run's first."""
-        return np.searchsorted(self.reused, self.first)
 
     @cached_property
     def size(self) -> int:
@@ -162,14 +154,19 @@ class Trace:
 
     def block_at(self, depth: Int64Array) -> Int64Array:
         """The number of block ``depth`` (counted from 1) of every request; -1 for depth 0."""
-        if not len(self.first):
-            return np.full(len(self), -1)
-        run = self.run_at(np.arange(len(self)), depth)
-        return np.where(depth > 0, self.first[run] + depth - 1 - self.depth[run], -1)
+        request = np.flatnonzero(depth)
+        run = self.run_at(request, depth[request])
+        blocks = np.full(len(self), -1)
+        blocks[request] = self.first[run] + depth[request] - 1 - self.depth[run]
+        return blocks
 
     def run_at(self, request: Int64Array, depth: Int64Array) -> Int64Array:
         """The run that holds block ``depth`` (counted from 1) of each request."""
-        return np.searchsorted(self._run_keys, (request << 32) + depth, side="left") - 1
+        run = self.row[request + 1] - 1
+        early = np.flatnonzero(self.depth[run] >= depth)  # most look into the last run
+        keys = (request[early] << 32) + depth[early]
+        run[early] = np.searchsorted(self._run_keys, keys, side="left") - 1
+        return run
 
     @cached_property
     def _run_keys(self) -> Int64Array:

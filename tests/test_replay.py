@@ -394,6 +394,18 @@ def test_a_timing_of_replays_that_differ_is_refused(monkeypatch: pytest.MonkeyPa
         next(time_replays(trace, ["last"], [16]))
 
 
+def test_the_best_positions_are_named_by_their_number() -> None:
+    trace = generate_documents(200)
+    named = replay(trace, "optimal(3)", block=512)
+    made = replay(trace, optimal(3, trace.ceiling, grain=512), block=512)
+    assert named.rule == "optimal(3)"
+    assert columns(named) == columns(made)
+    joined = replay(trace, "optimal(3)+last", block=512)
+    assert joined.hit_rate > max(named.hit_rate, replay(trace, "last", block=512).hit_rate)
+    with pytest.raises(CheckpointValueError, match="optimal"):
+        get_rule("optimal(3)")
+
+
 def test_rows_expand_to_the_blocks_of_each_request() -> None:
     trace = generate_chat(60)
     assert expand_rows(trace) == [trace.blocks(i) for i in range(60)]
