@@ -51,6 +51,8 @@ def depths_of(positions: Sequence[Any], grain: int, length: int) -> list[int]:
             depths += range(first // grain, last // grain + 1, step // grain)
     if len(depths) > 1:
         depths = sorted(set(depths), reverse=True)
+    if depths and 0 < depths[-1] and depths[0] <= length:
+        return depths
     return [depth for depth in depths if 0 < depth <= length]
 
 
@@ -334,6 +336,8 @@ def walk_pool(case: Case) -> Columns:
     for i, (most, length, shared, left, (depth, point)) in enumerate(
         zip(*(column.tolist() for column in columns), fixed, strict=True)
     ):
+        if not length:  # no full block: nothing to look up or to keep
+            continue
         lo, run = paths.row[i], paths.row[i + 1] - 1
         cached, hit, state, gone, mine = shared, 0, -1, 0, -1
         if shared:
