@@ -51,7 +51,7 @@ def depths_of(positions: Sequence[Any], grain: int, length: int) -> list[int]:
             depths += range(first // grain, last // grain + 1, step // grain)
     if len(depths) > 1:
         depths = sorted(set(depths), reverse=True)
-    if depths and 0 < depths[-1] and depths[0] <= length:
+    if depths and depths[-1] > 0 and depths[0] <= length:
         return depths
     return [depth for depth in depths if 0 < depth <= length]
 
