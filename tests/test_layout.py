@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "engine": {"errors", "geometry", "planner"},
     "traces": {"errors", "geometry"},
     "rules": {"errors", "geometry", "planner", "traces"},
-    "replay": {"errors", "geometry", "models", "rules", "traces"},
+    "_fast_replay": {"errors", "geometry", "rules", "traces"},
+    "replay": {"_fast_replay", "errors", "geometry", "models", "rules", "traces"},
     "aot": {"errors", "kernels"},
     "bench": {"errors", "geometry", "planner", "exporter", "metadata", "kernels", "aot", "replay"}
     | {"traces", "rules", "models"},
