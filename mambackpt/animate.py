@@ -335,7 +335,8 @@ class SequenceAnimation(FuncAnimation):
         self._scale = _width(frames)
         with style(medium):
             height = lanes_height(1, caption_lines=_CAPTION_LINES)
-            self.figure, [ax] = sheet(finding, [height])
+            left = left_margin(frame.lane.label for frame in frames)
+            self.figure, [ax] = sheet(finding, [height], left=left)
             self._lanes = Lanes(ax, caption_lines=_CAPTION_LINES)
         super().__init__(
             *(self.figure, self.update, len(frames)),

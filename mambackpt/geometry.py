@@ -26,10 +26,11 @@ def checked_int(name: str, value: object, *, least: int = 1, unit: str = "tokens
         )
     number = value.__index__() if isinstance(value, SupportsIndex) else int(value)
     if number < least:
-        kind = {0: "non-negative", 1: "positive"}.get(least, f"at least {least}, a")
+        expected = {0: "a non-negative number of", 1: "a positive number of"}
         suggestion = 16 if least == 1 and unit == "tokens" else max(least, 0)
         raise CheckpointValueError(
-            f"{name} is {number}; expected a {kind} number of {unit}. Try {suggestion}."
+            f"{name} is {number}; expected {expected.get(least, f'at least {least}')} {unit}. "
+            f"Try {suggestion}."
         )
     return number
 

@@ -490,8 +490,8 @@ def optimal(count: int, overlaps: Iterable[int], *, grain: int = 1) -> Rule:
     [1024]
 
     ``overlaps`` are tokens that requests share with earlier ones (`Replay.ceiling`), counted on a
-    grid of ``grain`` tokens. The floor that other rules are judged by: no rule with ``count``
-    fixed positions recomputes less on average.
+    grid of ``grain`` tokens. No rule with ``count`` fixed positions recomputes less on average; a
+    rule that looks at each request may.
     """
     units = [int(o) // grain for o in overlaps]
     weights = [0] * (max(units, default=0) + 1)

@@ -25,7 +25,9 @@ def figure_png(figure: Figure, *, dpi: float = 110) -> bytes:
     figure.savefig(drawn, format="png", dpi=dpi, metadata={"Software": None})
     small = io.BytesIO()
     picture = Image.open(drawn).convert("RGB")
-    picture.quantize(128, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+    # An octree keeps the few pixels of a marker in their colour; a median cut would grey them.
+    picture = picture.quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    picture.save(small, format="png", optimize=True)
     return small.getvalue()
 
 

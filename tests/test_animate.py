@@ -27,7 +27,7 @@ from mambackpt.animate import (
     sequence_finding,
     sequence_frames,
 )
-from mambackpt.draw import Column, lanes_height, sheet, style
+from mambackpt.draw import Column, lanes_height, left_margin, sheet, style
 from mambackpt.engine import Request, Run, Settings, simulate
 
 K3 = CacheGeometry(1536, 1536, 16, 1536)
@@ -180,10 +180,11 @@ def test_frame_k_equals_the_still_of_step_k() -> None:
     frames = sequence_frames(8000, K3)
     animation = SequenceAnimation(frames, finding="1 finding.")
     width = max(frame.lane.width for frame in frames)
+    left = left_margin(["first prompt", "same prompt"])
     for number in (3, 0, 5, len(frames) - 1):
         animation.update(number)
         with style():
-            still, [ax] = sheet("1 finding.", [lanes_height(1, caption_lines=2)])
+            still, [ax] = sheet("1 finding.", [lanes_height(1, caption_lines=2)], left=left)
             draw_frame(ax, frames[number], width=width)
         assert np.array_equal(pixels(animation.figure), pixels(still)), number
     player_html(animation, alt="A sequence.")

@@ -393,3 +393,11 @@ def test_a_trace_of_yours_takes_the_generated_ones_place(
     assert draw_figure("one-forward", trace=load_trace(mine)).finding == (
         drawing_of("one-forward", "review").finding
     )
+
+
+def test_the_readme_opens_with_the_numbers_that_the_puzzle_computes(root: Path) -> None:
+    opening = (root / "README.md").read_text().split("An attention cache")[0]
+    computed = draw_figure("zero-hit-puzzle").alt
+    numbers = set(re.findall(r"\d[\d,]*\d", opening))
+    assert {"56", "64", "1,600", "1,500", "528", "2,048", "1,584", "2,112"} <= numbers
+    assert numbers <= set(re.findall(r"\d[\d,]*\d", computed))

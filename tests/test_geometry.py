@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mambackpt import CacheGeometry, CheckpointError, CheckpointTypeError, CheckpointValueError
+from mambackpt.geometry import checked_int
 
 SIZES = (
     "hash_block_size",
@@ -80,3 +81,10 @@ def test_every_refusal_belongs_to_one_family_and_to_the_builtin_kind() -> None:
         with pytest.raises(CheckpointError) as caught:
             geometry(hash_block_size=value)
         assert isinstance(caught.value, builtin)
+
+
+def test_a_count_below_its_least_is_told_the_least() -> None:
+    with pytest.raises(
+        CheckpointValueError, match=r"panels is 1; expected at least 2 panels\. Try 2"
+    ):
+        checked_int("panels", 1, least=2, unit="panels")

@@ -1,11 +1,14 @@
 """Showing: alt text is required, a PNG lies beside the HTML, figures are closed."""
 
 import base64
+import io
 import re
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
 from mambackpt import CheckpointValueError
 from mambackpt.figures import draw_figure
@@ -87,3 +90,13 @@ def test_a_table_aligns_numbers_and_escapes_words(shown: list[dict[str, str]]) -
     assert "&lt;K3&gt;" in bundle["text/html"]
     assert '<td style="text-align:right">11,392</td>' in bundle["text/html"]
     assert "<caption>Tokens per block.</caption>" in bundle["text/html"]
+
+
+def test_a_rare_mark_keeps_its_colour_in_the_small_picture() -> None:
+    """Grey ramps fill the palette; the one mark in colour must not be averaged away."""
+    figure = Figure(figsize=(4, 2))
+    figure.figimage(np.linspace(0, 1, 440 * 220).reshape(220, 440), cmap="cividis")
+    figure.text(0.5, 0.5, "\N{BLACK SQUARE}", color="#9c0fbf", fontsize=6)
+    picture = Image.open(io.BytesIO(figure_png(figure))).convert("RGB")
+    red, green, blue = np.asarray(picture, int).reshape(-1, 3).T
+    assert ((abs(red - 0x9C) < 12) & (abs(green - 0x0F) < 12) & (abs(blue - 0xBF) < 12)).any()
