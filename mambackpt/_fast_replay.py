@@ -4,15 +4,14 @@ Without a pool, rules that compute with arrays are solved for all requests at on
 walks the requests over runs of blocks that are never expanded.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from mambackpt.rules import MarconiCosts, Match, Place, Request, Rule, Settings, Span
-from mambackpt.traces import Int64Array, Paths, Trace, expand
+from mambackpt.rules import MarconiCosts, Match, Request, Rule, Settings, Span
+from mambackpt.traces import Int64Array, Trace, expand
 
 _ROUNDS = 24  # of the array solution, before the walk takes over
 
@@ -105,15 +104,28 @@ def replay_arrays(case: Case) -> Columns | None:
     return None
 
 
-def _blocks_at(trace: Trace, position: Any) -> tuple[Int64Array, Int64Array]:
-    """(request, block) of one entry of a rule's answer, in the order of requests."""
+def places_of(trace: Trace, position: Any) -> tuple[Int64Array, Int64Array]:
+    """(request, depth in blocks) of one entry of a rule's answer, in the order of requests."""
     g, R = trace.grain, len(trace)
     if type(position) is not Span:
         depth = np.broadcast_to(position // g, R)
         owner = np.flatnonzero((depth > 0) & (depth <= trace.length))
-        depth = depth[owner]
-        run = trace.run_at(owner, depth)
-        return owner, trace.first[run] + depth - 1 - trace.depth[run]
+        return owner, depth[owner]
+    first, last = (np.broadcast_to(tokens, R) for tokens in position[:2])
+    step = position.step
+    count = ((last - first) // step + 1).clip(0)
+    owner = np.repeat(np.arange(R), count)
+    tokens = expand(first, count, step)
+    inside = (tokens >= g) & (tokens // g <= trace.length[owner])
+    return owner[inside], tokens[inside] // g
+
+
+def _blocks_at(trace: Trace, position: Any) -> tuple[Int64Array, Int64Array]:
+    """(request, block) of one entry of a rule's answer, in the order of requests."""
+    g, R = trace.grain, len(trace)
+    if type(position) is not Span:
+        owner, depth = places_of(trace, position)
+        return owner, trace.find_blocks(owner, depth)
     first, last, step = position
     last = np.broadcast_to(last, R)
     if not isinstance(first, np.ndarray):
@@ -124,12 +136,8 @@ def _blocks_at(trace: Trace, position: Any) -> tuple[Int64Array, Int64Array]:
         first = first + ((covered - first) // step + 1).clip(0) * step
     count = ((last - first) // step + 1).clip(0)
     if count.sum() < len(trace.first) or step % g or (first % g).any():
-        owner = np.repeat(np.arange(R), count)
-        tokens = expand(first, count, step)
-        inside = (tokens >= g) & (tokens // g <= trace.length[owner])
-        owner, depth = owner[inside], tokens[inside] // g
-        run = trace.run_at(owner, depth)
-        return owner, trace.first[run] + depth - 1 - trace.depth[run]
+        owner, depth = places_of(trace, Span(first, last, step))
+        return owner, trace.find_blocks(owner, depth)
     # On the trace's grid a progression of positions is one of block numbers in each run.
     owner, stride = trace.run_owner, step // g
     start, deepest = first[owner] // g, last[owner] // g
@@ -195,280 +203,3 @@ def walk(case: Case) -> Columns:
             held[block] = 1
         reused[i] = hit * g
     return found, found if not case.rule.states else reused, written, [0] * R
-
-
-class _Stretches:
-    """What is kept of every block of a path, or of every ``stride``-th, in order of last use.
-
-    What request k touched last is a stretch of its own path, ``low[k]`` to ``high[k]`` deep
-    (counted in strides): later requests take its upper part over, eviction trims its deep end. So
-    the order of last use is a queue of stretches, and a request costs its branches, not its blocks.
-    """
-
-    def __init__(self, trace: Trace, paths: Paths, size: int, stride: int) -> None:
-        self.paths, self.size, self.stride = paths, size, stride
-        self.low, self.high = [0] * (len(trace) + 1), [0] * (len(trace) + 1)
-        self.front = 0  # no stretch before this request is left
-        self.owner = paths.owner.copy()  # the request whose stretch each block is or will be in
-
-    def owner_at(self, run: int, depth: int) -> int:
-        """The request whose stretch holds this depth of the path that ends with ``run``."""
-        base, depth = self.paths.base, depth * self.stride
-        while base[run] >= depth:
-            run -= 1
-        return self.owner[self.paths.first[run] + depth - 1 - base[run]]
-
-    def cached(self, run: int, depth: int) -> int:
-        """How deep the path that ends with ``run`` is kept, up to ``depth``."""
-        while depth:
-            k = self.owner_at(run, depth)
-            if self.high[k] >= depth:
-                return depth
-            # The path runs through k's stretch down to low[k]; what eviction trimmed is gone.
-            if self.high[k] > self.low[k]:
-                return self.high[k]
-            depth = self.low[k]
-        return 0
-
-    def take_over(self, i: int, run: int, depth: int) -> None:
-        """Move the path's first ``depth`` out of earlier stretches, into request i's."""
-        paths, owner, low, end = self.paths, self.owner, self.low, depth * self.stride
-        first, count = paths.first, paths.count
-        while depth:
-            k = self.owner_at(run, depth)
-            low[k], depth = depth, low[k]
-        r = paths.row[i]
-        while count[r] < end:
-            owner[first[r] : first[r] + count[r]] = [i] * count[r]
-            end -= count[r]
-            r += 1
-        owner[first[r] : first[r] + end] = [i] * end
-
-    def oldest(self, i: int) -> int:
-        """The request with the least recent stretch; i + 1 where there is none up to i."""
-        k, low, high = self.front, self.low, self.high
-        while k <= i and low[k] >= high[k]:
-            k += 1
-        self.front = k
-        return k
-
-
-def walk_pool(case: Case) -> Columns:
-    """A replay in pools that evict by last use: by request, first its blocks, then its states."""
-    trace, g, rule, size = case.trace, case.trace.grain, case.rule, case.block_bytes
-    R, S, limit, state_limit = len(trace), case.state_bytes, case.limit or 0, case.state_limit or 0
-    one_pool, refresh = case.state_limit is None, case.eviction != "hit-node"
-    paths, held = trace.paths, bytearray(trace.size)
-    blocks = _Stretches(trace, paths, size, 1)
-    stride, counts = _grid_of(case)
-    grid = _Stretches(trace, paths, S, stride) if stride else None
-    fixed, clips, moving, idle = _fixed_part(case)
-    low, high, owner = blocks.low, blocks.high, blocks.owner
-    front = 0  # no stretch of blocks before this request is left
-    queue: deque[int] = deque()  # states that are in no stretch, in order of last use
-    owners: deque[int] = deque()  # the request that touched each
-    entry = [-1] * trace.size  # the number of a kept state's newest entry in the queue
-    number = used = state_used = 0  # entries that have left the queue; bytes
-
-    def pop_state(before: int) -> bool:
-        """Evict the least recent state of the queue if a request earlier than this touched it."""
-        nonlocal number
-        while queue and entry[queue[0]] != number:  # used again since, or evicted
-            queue.popleft()
-            owners.popleft()
-            number += 1
-        if not queue or owners[0] >= before:
-            return False
-        block = queue.popleft()
-        owners.popleft()
-        entry[block], held[block] = -1, 0
-        number += 1
-        return True
-
-    def make_room(
-        i: int,
-        own: _Stretches | None = None,
-        mine: int = -1,
-        run: int = 0,
-        cached: int = 0,
-        spared: int = 0,
-    ) -> tuple[int, int]:
-        """Evict the least recent until all fits; return items gone and what is left of ``cached``.
-
-        Request i's path is touched deepest first, after what is new of it was inserted: what is
-        ``cached`` of it can be evicted before its turn, and is then inserted again, which frees
-        nothing. What was touched already (``spared``) cannot.
-        """
-        nonlocal used, front
-        gone = 0
-        while used > limit:
-            while front <= i and low[front] >= high[front]:
-                front += 1
-            kind, k = blocks, front
-            if one_pool:
-                if grid and (other := grid.oldest(i)) < k:
-                    kind, k = grid, other
-                elif queue and owners[0] < k and pop_state(k):
-                    used -= S
-                    gone += 1
-                    continue
-            if k > i:
-                break
-            want = -(-(used - limit) // kind.size)
-            own_stretch = k == mine and kind is own
-            taken = min(want, kind.high[k] - (cached if own_stretch else kind.low[k]))
-            kind.high[k] -= taken
-            used -= taken * kind.size
-            gone += taken
-            if own_stretch and taken < want:
-                floor = kind.low[k]
-                gone += cached - floor - (floor < spared <= cached)
-                cached = kind.high[k] = floor
-                mine = kind.owner_at(run, cached) if cached else -1
-        return gone, cached
-
-    request, match = Request(0), Match()
-    attention, reused, written, evicted = [0] * R, [0] * R, [0] * R, [0] * R
-    usable = (trace.prompt - 1) // g * g
-    columns = (usable, trace.length, trace.shared, trace.block_at(trace.shared))
-    rest = (trace.prompt, trace.output, trace.message, trace.splits)
-    details = list(zip(*(column.tolist() for column in rest), strict=True)) if moving else []
-    for i, (most, length, shared, left, (depth, point)) in enumerate(
-        zip(*(column.tolist() for column in columns), fixed, strict=True)
-    ):
-        if not length:  # no full block: nothing to look up or to keep
-            continue
-        lo, run = paths.row[i], paths.row[i + 1] - 1
-        cached, hit, state, gone, mine = shared, 0, -1, 0, -1
-        if shared:
-            mine = owner[left]
-            if high[mine] < shared:
-                cached = blocks.cached(run, shared)
-                mine = blocks.owner_at(run, cached) if cached else -1
-            found = min(cached * g, most) - case.margin
-            if found > 0:
-                attention[i], hit = found, found // g
-                if not rule.states:
-                    reused[i] = found
-                elif not hit:
-                    pass
-                elif grid:
-                    hit = grid.cached(run, hit // stride)
-                    reused[i] = hit * stride * g
-                else:
-                    hit, state = paths.deepest(held, lo, run, hit)
-                    reused[i] = hit * g
-        used += (length - cached) * size
-        high[i] = length
-        if used > limit:
-            gone, _ = make_room(i, blocks, mine, run, cached)
-        if shared == 1:
-            low[owner[left]] = 1
-            owner[left] = i
-        elif shared:
-            blocks.take_over(i, run, shared)
-        if grid:
-            known = min(shared // stride, counts[i])
-            kept = grid.cached(run, known) if known else 0
-            new = counts[i] - kept
-            grid.high[i] = counts[i]
-            used += new * S
-            if used > limit:
-                mine = grid.owner_at(run, kept) if kept else -1
-                more, left = make_room(i, grid, mine, run, kept, hit)
-                new += kept - left - (left < hit <= kept)
-                gone += more
-            if known:
-                grid.take_over(i, run, known)
-            written[i] = new
-        elif rule.states:
-            if state >= 0 and held[state]:  # it may have been evicted meanwhile
-                entry[state] = number + len(queue)
-                queue.append(state)
-                owners.append(i)
-            keep: Sequence[int] = (point,) if depth and (depth > hit or not clips) else ()
-            if moving and (attention[i] or not idle):
-                request.prompt, request.output, request.message, splits = details[i]
-                match.attention, match.joint = attention[i], hit * g
-                match.splits = splits and cached == shared
-                positions = [p for place in moving for p in place(request, match, case.settings)]
-                if depths := depths_of(positions, g, length):
-                    if keep and depth not in depths:
-                        depths = sorted([depth, *depths], reverse=True)
-                    keep = paths.blocks_at(run, depths)
-            for block in keep:
-                if held[block]:
-                    if refresh:
-                        entry[block] = number + len(queue)
-                        queue.append(block)
-                        owners.append(i)
-                    continue
-                held[block] = 1
-                entry[block] = number + len(queue)
-                queue.append(block)
-                owners.append(i)
-                written[i] += 1
-                if one_pool:
-                    used += S
-                    if used > limit:  # one at a time: it may evict one that is due next
-                        gone += make_room(i)[0]
-                else:
-                    state_used += S
-                    while state_used > state_limit and pop_state(R):
-                        state_used -= S
-                        gone += 1
-        evicted[i] = gone
-    return attention, reused, written, evicted
-
-
-def _fixed_part(case: Case) -> tuple[list[tuple[int, int]], bool, list[Place], bool]:
-    """What a rule keeps of each request whatever it matches: one (depth, block), solved at once.
-
-    Also whether that is left out where the joint hit reaches it, the parts to ask each time, and
-    whether those keep nothing where nothing matches.
-    """
-    trace, g, rule = case.trace, case.trace.grain, case.rule
-    none = np.zeros(len(trace), np.int64)
-    request = Request(trace.prompt, trace.output, trace.message)
-    parts = list(rule.parts or (rule,))
-    points, clips = [(0, -1)] * len(trace), False
-    for part in parts:
-        if not part.arrays or part.reads or not part.states:
-            continue
-        answer = part.place(request, Match(none, none), case.settings)
-        if len(answer) != 1 or type(answer[0]) is Span or (answer[0] % g).any():
-            continue
-        again = part.place(request, Match(none, answer[0]), case.settings)[0]
-        if not again.any() or np.array_equal(again, answer[0]):
-            depth = np.where(answer[0] // g <= trace.length, answer[0] // g, 0)
-            points = list(zip(depth.tolist(), trace.block_at(depth).tolist(), strict=True))
-            clips = not again.any()
-            parts.remove(part)
-            break
-    answers = [
-        part.place(request, Match(none, none), case.settings) if part.arrays else [request.prompt]
-        for part in parts
-    ]
-    idle = not any(type(p) is Span or np.any(p > 0) for answer in answers for p in answer)
-    return points, clips, [part.place for part in parts], idle
-
-
-def _grid_of(case: Case) -> tuple[int, list[int]]:
-    """The stride in blocks, and the number of states per request, of a rule that keeps a grid.
-
-    A grid that all requests share is kept as stretches, as blocks are: only in one pool that holds
-    any one request, so that none evicts what it has touched itself. Otherwise a stride of 0.
-    """
-    trace, g, rule, R = case.trace, case.trace.grain, case.rule, len(case.trace)
-    if not rule.arrays or rule.reads or case.eviction != "lru" or case.state_limit is not None:
-        return 0, []
-    request, none = Request(trace.prompt, trace.output, trace.message), np.zeros(R, np.int64)
-    answer = rule.place(request, Match(none, none), case.settings)
-    if len(answer) != 1 or type(answer[0]) is not Span or not case.state_bytes:
-        return 0, []
-    first, last, step = answer[0]
-    if isinstance(first, np.ndarray) or first != step or step % g:
-        return 0, []
-    counts = np.minimum(np.broadcast_to(last, R), trace.length * g) // step
-    largest = (counts * case.state_bytes + trace.length * case.block_bytes).max()
-    return (step // g, counts.tolist()) if largest <= (case.limit or 0) else (0, [])

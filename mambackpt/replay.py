@@ -29,13 +29,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mambackpt._fast_pool import walk_pool
 from mambackpt._fast_replay import (
     Case,
     Columns,
     depths_of,
     replay_arrays,
     walk,
-    walk_pool,
 )
 from mambackpt.errors import CheckpointError, CheckpointValueError
 from mambackpt.geometry import checked_int

@@ -137,6 +137,22 @@ class Trace:
         return [block for first, count in pairs for block in range(first, first + count)]
 
     @cached_property
+    def shared_with_previous(self) -> Int64Array:
+        """Blocks that each request begins with as the one right before it does."""
+        blocks, turn = np.zeros(len(self), np.int64), 0
+        request = np.arange(1, len(self))
+        while len(request):
+            there = turn < np.minimum(self.run_counts[request], self.run_counts[request - 1])
+            request = request[there]
+            ours, theirs = self.row[request] + turn, self.row[request - 1] + turn
+            same = self.first[ours] == self.first[theirs]
+            count = np.minimum(self.count[ours], self.count[theirs]) * same
+            blocks[request] += count
+            request = request[same & (self.count[ours] == self.count[theirs])]
+            turn += 1
+        return blocks
+
+    @cached_property
     def splits(self) -> NDArray[np.bool_]:
         """Whether each request leaves an earlier one inside an edge of the tree of prompts.
 
@@ -155,10 +171,14 @@ class Trace:
     def block_at(self, depth: Int64Array) -> Int64Array:
         """The number of block ``depth`` (counted from 1) of every request; -1 for depth 0."""
         request = np.flatnonzero(depth)
-        run = self.run_at(request, depth[request])
         blocks = np.full(len(self), -1)
-        blocks[request] = self.first[run] + depth[request] - 1 - self.depth[run]
+        blocks[request] = self.find_blocks(request, depth[request])
         return blocks
+
+    def find_blocks(self, request: Int64Array, depth: Int64Array) -> Int64Array:
+        """The number of block ``depth`` (counted from 1) of each of these requests."""
+        run = self.run_at(request, depth)
+        return self.first[run] + depth - 1 - self.depth[run]
 
     def run_at(self, request: Int64Array, depth: Int64Array) -> Int64Array:
         """The run that holds block ``depth`` (counted from 1) of each request."""
