@@ -1,71 +1,283 @@
-"""The fast way of `mambackpt.replay` in pools that evict by last use; tests hold it to the plain.
+"""The fast ways of `mambackpt.replay` in pools that evict by last use.
 
 The order of last use is kept by request: what request k used last leaves before what any later one
 did. So a lookup compares the number of a request with the first that has anything left, eviction
 takes whole requests, and only the one at the end of the order is ever taken apart.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from mambackpt._fast_replay import Case, Columns, depths_of, places_of
+from mambackpt._fast_replay import Case, Columns, depths_of, places_of, span_counts
 from mambackpt.rules import Match, Request, Span
 from mambackpt.traces import Int64Array, Trace
 
 
-class _Stretches:
-    """What is kept of every block of a path, or of every ``stride``-th, by who used it last.
+def walk_pool(case: Case) -> Columns:
+    """Replay in pools that evict by last use, over runs of blocks that are never expanded."""
+    stride, wanted = _grid_of(case)
+    return _walk_states(case) if wanted is None else _walk_grid(case, stride, wanted)
 
-    What request k used last is a stretch of its own path, ``low[k]`` to ``high[k]`` deep (counted
-    in strides): later requests take its upper part over, eviction trims its deep end. So a request
-    costs its branches, not its blocks.
+
+class _Stretches:
+    """What is held of every block of a path, or of every ``stride``-th, by who used it last.
+
+    What request k used last is a stretch of its own path: ``count[k]`` from the depth ``low[k]``
+    on, counted in strides. Later requests take its upper part over, eviction trims its deep end. So
+    a request costs its branches, not its blocks.
     """
 
-    def __init__(self, trace: Trace, stride: int) -> None:
-        self.paths, self.stride = trace.paths, stride
-        self.low, self.high = [0] * len(trace), [0] * len(trace)
+    def __init__(self, trace: Trace, stride: int, item_bytes: int) -> None:
+        self.paths, self.stride, self.item_bytes = trace.paths, stride, item_bytes
+        self.low, self.count = [0] * len(trace), [0] * len(trace)
         self.user = self.paths.owner.copy()  # whose stretch each block is in, or will be
 
     def user_at(self, run: int, depth: int) -> int:
-        """The request whose stretch holds this depth of the path that ends with ``run``."""
+        """The request whose stretch has this depth of the path that ends with ``run``."""
         base, depth = self.paths.base, depth * self.stride
         while base[run] >= depth:
             run -= 1
         return self.user[self.paths.first[run] + depth - 1 - base[run]]
 
-    def cached(self, run: int, depth: int) -> tuple[int, int]:
-        """How deep the path that ends with ``run`` is kept, up to ``depth``, and by whose stretch.
+    def held(self, run: int, depth: int) -> tuple[int, int]:
+        """How deep the path that ends with ``run`` is held, up to ``depth``, and in whose stretch.
 
-        (0, -1) where nothing is.
+        (0, -1) where nothing is. All above is held too, as it was used later.
         """
-        low, high = self.low, self.high
+        low, count = self.low, self.count
         while depth:
             k = self.user_at(run, depth)
-            if high[k] > low[k]:
-                return min(depth, high[k]), k
+            if count[k]:
+                return min(depth, low[k] + count[k]), k
             depth = low[k]  # all of k's stretch is gone
         return 0, -1
 
     def take_over(self, i: int, k: int, depth: int) -> None:
-        """Move request i's path up to ``depth``, in k's stretch, out of earlier ones into its own."""
-        paths, user, low, end = self.paths, self.user, self.low, depth * self.stride
-        first, count, base = paths.first, paths.count, paths.base
-        start = paths.row[i]
-        while low[k]:
-            low[k], depth = depth, low[k]
-            r, block = start, depth * self.stride
+        """Move request i's path up to ``depth``, which k has, out of earlier stretches into i's."""
+        low, left, user, stride = self.low, self.count, self.user, self.stride
+        first, count, base = self.paths.first, self.paths.count, self.paths.base
+        start, end = self.paths.row[i], depth * stride
+        while True:
+            rest, top = low[k] + left[k] - depth, low[k]
+            left[k] = rest if rest > 0 else 0
+            low[k] = depth
+            if not top:
+                break
+            depth, r, block = top, start, top * stride
             while base[r] + count[r] < block:
                 r += 1
             k = user[first[r] + block - 1 - base[r]]
-        low[k] = depth
         r = start
         while count[r] < end:
-            user[first[r] : first[r] + count[r]] = [i] * count[r]
+            n = first[r]
+            user[n : n + count[r]] = [i] * count[r]
             end -= count[r]
             r += 1
-        user[first[r] : first[r] + end] = [i] * end
+        n = first[r]
+        user[n : n + end] = [i] * end
+
+
+class _Order:
+    """The order of last use in one pool: by request, first its blocks, deepest first, then states.
+
+    Request k used ``kept[k]`` states last. No request before ``front`` has anything left.
+    """
+
+    def __init__(self, case: Case, kept: list[int]) -> None:
+        self.blocks = _Stretches(case.trace, 1, case.block_bytes)
+        self.kept, self.state_bytes = kept, case.state_bytes
+        self.front = self.gone = 0
+        self.passed: dict[int, list[int]] = {}  # forgotten with the requests that it is about
+
+    def drop_states(self, k: int, number: int) -> None:
+        """Evict the least recent of the states that request k used last."""
+        self.kept[k] -= number
+
+    def evict(self, over: int, bound: int) -> int:
+        """Evict ``over`` bytes of what requests before ``bound`` used last; return what is left.
+
+        That is 0 or less where it was enough.
+        """
+        count, kept, passed = self.blocks.count, self.kept, self.passed
+        size, S = self.blocks.item_bytes, self.state_bytes
+        f, gone = self.front, 0
+        while over > 0 and f < bound:
+            n = count[f]
+            if n:
+                if n * size >= over:
+                    n = -(-over // size)
+                    count[f] -= n
+                    gone += n
+                    over -= n * size
+                    break
+                count[f] = 0
+                gone += n
+                over -= n * size
+            n = kept[f]
+            if n:
+                if (n - 1) * S >= over:
+                    n = -(-over // S)
+                    self.drop_states(f, n)
+                    gone += n
+                    over -= n * S
+                    break
+                kept[f] = 0
+                gone += n
+                over -= n * S
+            if f in passed:
+                del passed[f]
+            f += 1
+        self.front = f
+        self.gone += gone
+        return over
+
+    def trim(self, stretches: _Stretches, k: int, floor: int, over: int) -> int:
+        """Evict ``over`` bytes from the deep end of k's stretch, down to a depth of ``floor``."""
+        size = stretches.item_bytes
+        n = min(stretches.low[k] + stretches.count[k] - floor, -(-over // size))
+        stretches.count[k] -= n
+        self.gone += n
+        return over - n * size
+
+    def evict_path(
+        self, over: int, own: _Stretches, i: int, run: int, held: int, spared: int = 0
+    ) -> tuple[int, int]:
+        """Evict ``over`` bytes while request i's path is being used; return what of it was held on.
+
+        A path is touched deepest first, after what is new of it was inserted. So what was ``held``
+        of it can be evicted before its turn: then it is inserted again, which frees nothing. What
+        was touched already (``spared``) is not.
+        """
+        while over > 0 and held:
+            k = own.user_at(run, held)
+            over = self.evict(over, k)
+            if over > 0 and own is not self.blocks:
+                over = self.trim(self.blocks, k, self.blocks.low[k], over)
+            if over > 0:
+                over = self.trim(own, k, held, over)
+            if over > 0:
+                floor = own.low[k]
+                self.gone += held - floor - (floor < spared <= held)
+                own.count[k], held = 0, floor
+        if over > 0:
+            over = self.evict_own(over, i)
+        return over, held
+
+    def evict_own(self, over: int, i: int) -> int:
+        """Evict ``over`` bytes, at last of what request i itself has used so far."""
+        over = self.evict(over, i)
+        if over > 0:
+            over = self.trim(self.blocks, i, self.blocks.low[i], over)
+        if over > 0:
+            n = -(-over // self.state_bytes)
+            self.drop_states(i, n)
+            self.gone += n
+            over -= n * self.state_bytes
+        return over
+
+
+# --- rules that keep the same grid of every request, or nothing -----------------------------------
+
+
+def _walk_grid(case: Case, stride: int, wanted: Int64Array) -> Columns:
+    """All kept states as stretches; ``wanted`` of each request, every ``stride`` blocks."""
+    trace, g, margin, limit = case.trace, case.trace.grain, case.margin, case.limit or 0
+    R, size, S, row = len(trace), case.block_bytes, case.state_bytes, trace.paths.row
+    grid = _Stretches(trace, stride, S)
+    order = _Order(case, grid.count)
+    blocks, evict = order.blocks, order.evict
+    low, count, block_user = blocks.low, blocks.count, blocks.user
+    state_low, state_count, state_user = grid.low, grid.count, grid.user
+    attention, reused, written, evicted = [0] * R, [0] * R, [0] * R, [0] * R
+    used = 0
+    shared_states = np.minimum(trace.shared // stride, wanted)
+    columns = (
+        trace.length, trace.shared, trace.ceiling - margin, trace.block_at(trace.shared),
+        (trace.prompt - 1) // g * g, wanted, shared_states, trace.block_at(shared_states * stride),
+    )  # fmt: skip
+    for i, (length, shared, found, left, most, want, known, state_left) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        if not length:  # no full block: nothing to look up or to keep
+            continue
+        cached, bound, order.gone = shared, i, 0
+        if shared:
+            bound = block_user[left]
+            if low[bound] + count[bound] < shared:
+                cached, bound = blocks.held(row[i + 1] - 1, shared)
+                if not cached:
+                    bound = i
+                found = min(cached * g, most) - margin
+            attention[i] = found if found > 0 else 0
+        have = hit = 0
+        if known:
+            have = known
+            user = state_user[state_left]
+            if state_low[user] + state_count[user] < known:
+                have, user = grid.held(row[i + 1] - 1, known)
+            if have:
+                hit = min(have, attention[i] // g // stride)
+                reused[i] = hit * stride * g
+                if user < bound:
+                    bound = user
+        new = want - have
+        over = used + (length - cached) * size + new * S - limit
+        # Evict all that is due before anything of this request. If that is not enough, what it is
+        # about to use is due next: then one thing after the other, as the plain replay does it.
+        if over > 0:
+            over = evict(over, bound)
+        count[i] = length
+        step_by_step = over > 0
+        if step_by_step:
+            over, _ = order.evict_path(over - new * S, blocks, i, row[i + 1] - 1, cached)
+        used = limit + over
+        if shared == 1:
+            user = block_user[left]
+            if count[user]:
+                count[user] -= 1
+            low[user], block_user[left] = 1, i
+        elif shared:
+            blocks.take_over(i, block_user[left], shared)
+        if step_by_step and want:
+            have, _ = grid.held(row[i + 1] - 1, known)
+            new = want - have
+            over = used + new * S - limit
+            over, rest = order.evict_path(over, grid, i, row[i + 1] - 1, have, hit)
+            new += have - rest - (rest < hit <= have)
+            used = limit + over
+        state_count[i] = want
+        if known:
+            grid.take_over(i, state_user[state_left], known)
+        written[i], evicted[i] = new, order.gone
+    return attention, reused if case.rule.states else attention, written, evicted
+
+
+def _grid_of(case: Case) -> tuple[int, Int64Array | None]:
+    """The stride in blocks, and the number of states per request, of a rule that keeps a grid.
+
+    A grid that all requests share is kept as stretches, as blocks are: only in one pool that holds
+    any one request, so that none evicts what it has touched itself. A rule that keeps nothing keeps
+    a grid of nothing. None where it is no grid.
+    """
+    trace, g, rule, R = case.trace, case.trace.grain, case.rule, len(case.trace)
+    request, none = Request(trace.prompt, trace.output, trace.message), np.zeros(R, np.int64)
+    if not rule.states:
+        return 1, none
+    if not rule.arrays or rule.reads or case.eviction != "lru" or case.state_limit is not None:
+        return 0, None
+    answer = rule.place(request, Match(none, none), case.settings)
+    if len(answer) != 1 or type(answer[0]) is not Span or not case.state_bytes:
+        return 0, None
+    first, last, step = answer[0]
+    if isinstance(first, np.ndarray) or first != step or step % g:
+        return 0, None
+    wanted = np.minimum(np.broadcast_to(last, R), trace.length * g) // step
+    largest = (wanted * case.state_bytes + trace.length * case.block_bytes).max()
+    return (step // g, wanted) if largest <= (case.limit or 0) else (0, None)
+
+
+# --- any other rule -------------------------------------------------------------------------------
 
 
 class _Plan(NamedTuple):
@@ -82,324 +294,258 @@ def _plans(case: Case) -> list[_Plan]:
 
     Either nothing of its prefix was evicted, or all but what the request before it has as well.
     Both are only guesses of what it will match: where it matches something else, the rule is asked.
+    None for a rule that does not take arrays, or keeps more states than the trace has blocks.
     """
     trace, rule, B = case.trace, case.rule, case.settings.block
-    if not rule.arrays or not rule.states:
+    if not rule.arrays:
         return []
     ceiling = (trace.ceiling - case.margin).clip(0)
-    guesses = [ceiling, np.minimum(ceiling, trace.shared_with_previous * trace.grain)]
-    return [_plan(case, found, found // B * B) for found in guesses]
-
-
-def _plan(case: Case, found: Int64Array, joint: Int64Array) -> _Plan:
-    trace, R = case.trace, len(case.trace)
+    after_previous = np.minimum(ceiling, trace.shared_with_previous * trace.grain)
     request = Request(trace.prompt, trace.output, trace.message)
-    places = [
-        places_of(trace, position)
-        for position in case.rule.place(request, Match(found, joint), case.settings)
-    ]
-    keys = np.concatenate([(owner << 32) - depth for owner, depth in places] or [found[:0]])
-    if (np.diff(keys) <= 0).any():
-        keys = np.unique(keys)
-    owner = (keys + (1 << 32) - 1) >> 32
-    depth = (owner << 32) - keys
-    ends = np.searchsorted(owner, np.arange(R + 1))
-    blocks = trace.find_blocks(owner, depth)
-    return _Plan(*(column.tolist() for column in (found, joint, ends, blocks)))
+    plans = []
+    for found in (ceiling, after_previous):
+        joint = found // B * B
+        positions = rule.place(request, Match(found, joint), case.settings)
+        spans = [position for position in positions if type(position) is Span]
+        if sum(span_counts(trace, span).sum() for span in spans) > trace.size:
+            return []
+        places = [places_of(trace, position) for position in positions]
+        keys = np.concatenate([(owner << 32) - depth for owner, depth in places] or [found[:0]])
+        if (np.diff(keys) <= 0).any():
+            keys = np.unique(keys)
+        owner = (keys + (1 << 32) - 1) >> 32
+        depth = (owner << 32) - keys
+        ends = np.searchsorted(owner, np.arange(len(trace) + 1))
+        columns = (found, joint, ends, trace.find_blocks(owner, depth))
+        plans.append(_Plan(*(column.tolist() for column in columns)))
+    return plans
 
 
-def walk_pool(case: Case) -> Columns:
-    """A replay in pools that evict by last use: by request, first its blocks, then its states."""
-    trace, g, rule, margin = case.trace, case.trace.grain, case.rule, case.margin
-    R, size, S = len(trace), case.block_bytes, case.state_bytes
-    limit, state_limit, one_pool = case.limit or 0, case.state_limit or 0, case.state_limit is None
-    states, refresh = rule.states, case.eviction != "hit-node"
-    paths = trace.paths
-    row, base, first, count = paths.row, paths.base, paths.first, paths.count
-    blocks = _Stretches(trace, 1)
-    low, high, block_user = blocks.low, blocks.high, blocks.user
-    stride, wanted = _grid_of(case)
-    grid = _Stretches(trace, stride) if stride else None
-    plans = [] if grid else _plans(case)
-    # States that are in no stretch: request k used kept[k] of them last. One whose last user is
-    # before ``oldest`` is gone, whatever ``held`` says.
-    held, state_user = bytearray(trace.size), [-1] * trace.size
-    kept, hits = [0] * R, [-1] * R
-    asked: dict[int, list[int]] = {}  # where a request's states are not those of its plan
-    planned = [0] * R  # by which plan a request's states were kept
-    front = oldest = 0  # the first requests that may have anything, and any states, left
-    used = state_used = gone = 0
-    find, pooled = held.rfind, kept if one_pool else [0] * R
+class _States(_Order):
+    """The order of last use where states are kept one by one.
 
-    def states_of(k: int) -> list[int]:
-        """Request k's states in the order that it used them in: what it hit, what it kept."""
-        keep = asked.get(k)
-        if keep is None:
-            plan = plans[planned[k]]
-            keep = plan.blocks[plan.ends[k] : plan.ends[k + 1]]
-        return keep if hits[k] < 0 or (refresh and hits[k] in keep) else [hits[k], *keep]
+    Request k used ``states[k]`` states last. ``user`` is each state's last user, -1 for none; where
+    that is before the first request that has any left, it is gone, whatever ``held`` says.
+    """
 
-    def drop_states(k: int, number: int) -> None:
-        """Evict the least recent of request k's states."""
-        kept[k] -= number
-        for block in states_of(k):
-            if number and state_user[block] == k:
-                state_user[block] = -1
-                held[block] = 0
+    def __init__(self, case: Case, plans: list[_Plan]) -> None:
+        requests = len(case.trace)
+        self.plans, self.own_pool = plans, case.state_limit is not None
+        self.refresh = case.eviction != "hit-node"
+        self.states = [0] * requests
+        super().__init__(case, [0] * requests if self.own_pool else self.states)
+        self.hits = [-1] * requests  # the state that a request hit and used
+        self.by_plan = [0] * requests  # the number of the plan by which it kept others
+        self.apart: dict[int, list[int]] = {}  # or these
+        if not self.own_pool:
+            self.passed = self.apart
+        self.held, self.user = bytearray(case.trace.size), [-1] * case.trace.size
+        # Of the request that is being taken apart, the states that are left.
+        self.dropping, self.rest = -1, iter([0])
+        # In a pool of their own: the first request that has any left, and the bytes over the limit.
+        self.oldest, self.over = 0, -(case.state_limit or 0)
+
+    def drop_states(self, k: int, number: int) -> None:
+        """Evict the least recent of the states that request k used last."""
+        self.states[k] -= number
+        if k != self.dropping:
+            self.dropping, self.rest = k, iter(self.in_order(k))
+        for block in self.rest:
+            if self.user[block] == k:
+                self.user[block] = -1
+                self.held[block] = 0
                 number -= 1
+                if not number:
+                    return
 
-    def make_room(
-        over: int,
-        bound: int,
-        run: int = 0,
-        cached: int = 0,
-        mine: int = -1,
-        mine_state: int = -1,
-        spared: int = 0,
-    ) -> tuple[int, int]:
-        """Evict ``over`` bytes, least recent first, of what requests before ``bound`` used last.
+    def in_order(self, k: int) -> list[int]:
+        """The states that request k used: what it hit, unless that came again, and what it kept."""
+        keep = self.apart.get(k)
+        if keep is None:
+            plan = self.plans[self.by_plan[k]]
+            keep = plan.blocks[plan.ends[k] : plan.ends[k + 1]]
+        hit = self.hits[k]
+        return keep if hit < 0 or (self.refresh and hit in keep) else [hit, *keep]
 
-        Returns what is still over, and what is left of ``cached``: a request's path is touched
-        deepest first, after what is new of it was inserted, so what is cached of it (in stretch
-        ``mine`` of blocks, or ``mine_state`` of a grid) can be evicted before its turn. Then it is
-        inserted again, which frees nothing. What was touched already (``spared``) cannot.
+    def keep_states(self, i: int, keep: list[int], over: int) -> tuple[int, int]:
+        """Keep states of request i, of which some may be due before their turn.
+
+        Returns how many were newly written, and what is ``over`` then.
         """
-        nonlocal front, oldest, gone
-        f = front
-        while over > 0 and f < bound:
-            n = high[f] - (cached if f == mine else low[f])
-            if n > 0:
-                part = n * size >= over
-                if part:
-                    n = -(-over // size)
-                high[f] -= n
-                gone += n
-                over -= n * size
-                if part:
-                    break
-            if f == mine:
-                gone += cached - low[f]
-                cached = high[f] = low[f]
-                mine = blocks.user_at(run, cached) if cached else -1
-            n = pooled[f]
-            if grid:
-                n = grid.high[f] - (cached if f == mine_state else grid.low[f])
-            if n > 0:
-                part = (n if grid else n - 1) * S >= over
-                if part:
-                    n = -(-over // S)
-                if grid:
-                    grid.high[f] -= n
-                elif part or f + 1 == bound:
-                    drop_states(f, n)
-                else:
-                    kept[f] = 0
-                gone += n
-                over -= n * S
-                if part:
-                    break
-            if grid and f == mine_state:
-                floor = grid.low[f]
-                gone += cached - floor - (floor < spared <= cached)
-                cached = grid.high[f] = floor
-                mine_state = grid.user_at(run, cached) if cached else -1
-            if f + 1 == bound:
-                break
-            if f in asked and one_pool:
-                del asked[f]
-            f += 1
-        front = f
-        if one_pool:
-            oldest = front
-        return over, cached
-
-    def settle(i: int, block: int, fresh: bool) -> None:
-        """Enter a state that request i used and make room for it, if need be among i's own."""
-        nonlocal used, state_used, oldest, gone
-        asked[i].append(block)
-        if not fresh:
-            return
-        if hits[i] == block:  # evicted since it was hit
-            hits[i] = -1
-        if one_pool:
-            over, _ = make_room(used + S - limit, i + 1)
-            used = limit + over
-            return
-        state_used += S
-        while state_used > state_limit:
-            if kept[oldest]:
-                drop_states(oldest, 1)
-                state_used -= S
-                gone += 1
+        used_so_far = self.apart[i] = []
+        written = at = 0
+        while at < len(keep):
+            oldest, new = self.oldest if self.own_pool else self.front, 0
+            while at < len(keep):
+                block = keep[at]
+                k = self.user[block]
+                if k < oldest:
+                    new += 1
+                    self.held[block] = 1
+                    if block == self.hits[i]:  # evicted since it was hit
+                        self.hits[i] = -1
+                elif new:
+                    break  # first evict what is due: it may be this one
+                elif self.refresh:
+                    self.states[k] -= 1
+                at += 1
+                if k < oldest or self.refresh:
+                    self.user[block] = i
+                    self.states[i] += 1
+                    used_so_far.append(block)
+            written += new
+            if self.own_pool:
+                self.evict_states(new, i)
             else:
-                asked.pop(oldest, None)
-                oldest += 1
+                over = self.evict_own(over + new * self.state_bytes, i)
+            if self.dropping == i:  # it goes on to use more
+                self.dropping = -1
+        return written, over
 
-    usual, cold = plans or [_Plan([-1] * R, [-1] * R, [0] * R, [])] * 2
-    usual_found, usual_joint = usual.attention, usual.joint
+    def evict_states(self, new: int, i: int) -> None:
+        """Make room for new states of request i in the states' own pool, at last among its own."""
+        S = self.state_bytes
+        self.over += new * S
+        while self.over > 0:
+            k, n = self.oldest, self.states[self.oldest]
+            if k == i or (n - 1) * S >= self.over:
+                n = -(-self.over // S)
+                self.drop_states(k, n)
+            else:
+                self.states[k] = 0
+                self.apart.pop(k, None)
+                self.oldest += 1
+            self.gone += n
+            self.over -= n * S
+
+
+def _walk_states(case: Case) -> Columns:
+    """States one by one, as plans or the rule itself place them."""
+    trace, g, rule, margin = case.trace, case.trace.grain, case.rule, case.margin
+    R, size, S, limit = len(trace), case.block_bytes, case.state_bytes, case.limit or 0
+    plans = _plans(case)
+    usual, cold = plans or [_Plan([-1] * R, [-1] * R, [0] * (R + 1), [])] * 2
+    usual_blocks = usual.blocks
+    paths = trace.paths
+    row, base, first, length_of = paths.row, paths.base, paths.first, paths.count
+    order = _States(case, plans)
+    blocks, evict = order.blocks, order.evict
+    low, count, block_user = blocks.low, blocks.count, blocks.user
+    held, user, states, hits = order.held, order.user, order.states, order.hits
+    refresh, own_pool, find = order.refresh, order.own_pool, order.held.rfind
     request, match = Request(0), Match()
-    attention, reused, written, evicted = [0] * R, [0] * R, [0] * R, [0] * R
     details = [column.tolist() for column in (trace.prompt, trace.output, trace.message)]
-    splits = trace.splits.tolist() if states and not plans and not grid else [False] * R
     most = ((trace.prompt - 1) // g * g).tolist()
-    for i, (length, shared, found, left, run, end) in enumerate(_lookups(case)):
+    splits = [False] * R if plans else trace.splits.tolist()
+    attention, reused, written, evicted = [0] * R, [0] * R, [0] * R, [0] * R
+    used = oldest = to = 0
+    # Where to look for states first: the last run of what may be found, and its end.
+    found_at_most = (trace.ceiling - margin).clip(0)
+    run_at, end_at = np.zeros((2, R), np.int64)
+    asking = np.flatnonzero(found_at_most >= g)
+    run_at[asking] = trace.run_at(asking, found_at_most[asking] // g)
+    end_at[asking] = trace.find_blocks(asking, found_at_most[asking] // g) + 1
+    columns = (
+        trace.length, trace.shared, found_at_most, trace.block_at(trace.shared), run_at, end_at
+    )  # fmt: skip
+    lists = [column.tolist() for column in columns]
+    for i, (length, shared, found, left, run, end, guess, joint_guess, upto) in enumerate(
+        zip(*lists, usual.attention, usual.joint, usual.ends[1:], strict=True)
+    ):
+        at, to = to, upto
         if not length:  # no full block: nothing to look up or to keep
             continue
-        last_run, cached, bound, gone = row[i + 1] - 1, shared, i, 0
-        hit, joint, state = 0, 0, -1
-        keep: list[int] = []
+        cached, bound, joint, state, order.gone = shared, i, 0, -1, 0
         if shared:
             bound = block_user[left]
-            if high[bound] < shared:
-                cached, bound = blocks.cached(last_run, shared)
+            if low[bound] + count[bound] < shared:
+                cached, bound = blocks.held(row[i + 1] - 1, shared)
                 if not cached:
                     bound = i
                 found = max(min(cached * g, most[i]) - margin, 0)
-                run, end = last_run, found // g
+                run, end = row[i + 1] - 1, found // g
                 while base[run] >= end > 0:
                     run -= 1
                 end += first[run] - base[run]
             attention[i] = found
-            if not states:
-                reused[i] = found
-            elif found < g:
-                pass
-            elif grid:
-                hit, _ = grid.cached(last_run, found // g // stride)
-                reused[i] = joint = hit * stride * g
-            else:
+            if found >= g:
                 state = find(1, first[run], end)
-                while state < 0 or state_user[state] < oldest:
+                while state < 0 or user[state] < oldest:
                     if state >= 0:
                         held[state] = 0
                         state = find(1, first[run], state)
                     elif base[run]:
                         run -= 1
-                        state = find(1, first[run], first[run] + count[run])
+                        state = find(1, first[run], first[run] + length_of[run])
                     else:
                         break
                 else:
                     reused[i] = joint = (base[run] + state - first[run] + 1) * g
-                    user = state_user[state]
-                    if user < bound:
-                        bound = user
-        # What the rule keeps, and the bytes that all of it takes.
+                    if user[state] < bound:
+                        bound = user[state]
+        if joint == joint_guess and found == guess:
+            keep = usual_blocks[at:to]
+        elif joint == cold.joint[i] and found == cold.attention[i]:
+            keep = cold.blocks[cold.ends[i] : cold.ends[i + 1]]
+            order.by_plan[i] = 1
+        else:
+            request.prompt, request.output, request.message = (c[i] for c in details)
+            match.attention, match.joint = found, joint
+            match.splits = splits[i] and cached == shared
+            positions = rule.place(request, match, case.settings)
+            keep = paths.blocks_at(row[i + 1] - 1, depths_of(positions, g, length))
+            order.apart[i] = keep
+        new = 0
+        for block in keep:
+            k = user[block]
+            if k < oldest:
+                new += 1
+            elif k < bound:
+                bound = k
         over = used + (length - cached) * size - limit
-        known = new = 0
-        if grid:
-            known = min(shared // stride, wanted[i])
-            have, user = grid.cached(last_run, known)
-            if have:
-                bound = min(bound, user)
-            new = wanted[i] - have
-            over += new * S
-        elif states:
-            if joint == usual_joint[i] and found == usual_found[i]:
-                keep = usual.blocks[usual.ends[i] : usual.ends[i + 1]]
-            elif joint == cold.joint[i] and found == cold.attention[i]:
-                keep = cold.blocks[cold.ends[i] : cold.ends[i + 1]]
-                planned[i] = 1
-            else:
-                request.prompt, request.output, request.message = (c[i] for c in details)
-                match.attention, match.joint = found, joint
-                match.splits = splits[i] and cached == shared
-                positions = rule.place(request, match, case.settings)
-                keep = asked[i] = paths.blocks_at(last_run, depths_of(positions, g, length))
-            for block in keep:
-                user = state_user[block]
-                if user < oldest:
-                    new += one_pool
-                elif user < bound:
-                    bound = user
-            over += new * S
-        # Evict all that is due before anything of this request. If that is not enough, what it is
-        # about to use is due next: then one thing after the other, as the plain replay does it.
+        if own_pool:
+            new = 0
+        over += new * S
+        # As above: all at once where nothing of this request is due.
         if over > 0:
-            over, _ = make_room(over, bound)
-        step_by_step = over > 0 or not one_pool
-        used = limit + over
-        high[i] = length
+            over = evict(over, bound)
+        count[i] = length
+        step_by_step = over > 0 or own_pool
         if step_by_step:
-            over -= new * S
-            if over > 0:
-                user = blocks.user_at(last_run, cached) if cached else -1
-                over, _ = make_room(over, i + 1, last_run, cached, user)
-            used = limit + over
+            over, _ = order.evict_path(over - new * S, blocks, i, row[i + 1] - 1, cached)
+        used = limit + over
+        if not own_pool:
+            oldest = order.front
         if shared == 1:
-            low[block_user[left]] = 1
-            block_user[left] = i
+            k = block_user[left]
+            if count[k]:
+                count[k] -= 1
+            low[k], block_user[left] = 1, i
         elif shared:
             blocks.take_over(i, block_user[left], shared)
-        if grid:
-            grid.high[i] = wanted[i]
-            if step_by_step:
-                have, user = grid.cached(last_run, known)
-                new = wanted[i] - have
-                over = used + new * S - limit
-                if over > 0:
-                    over, rest = make_room(over, i + 1, last_run, have, -1, user, hit)
-                    new += have - rest - (rest < hit <= have)
-                used = limit + over
-            if known:
-                grid.take_over(i, grid.user_at(last_run, known), known)
-            written[i] = new
-        elif states:
-            fresh = 0
-            if state >= 0 and state_user[state] >= oldest:
-                kept[state_user[state]] -= 1
-                kept[i] = 1
-                state_user[state] = i
-                hits[i] = state
-            if step_by_step:
-                asked[i] = []
+        if state >= 0 and user[state] >= oldest:
+            states[user[state]] -= 1
+            states[i] = 1
+            user[state], hits[i] = i, state
+        if step_by_step:
+            new, over = order.keep_states(i, keep, over)
+            used = limit + over
+            oldest = order.oldest if own_pool else order.front
+        elif new == len(keep):
             for block in keep:
-                user = state_user[block]
-                if user < oldest:
+                held[block] = 1
+                user[block] = i
+            states[i] += new
+        else:
+            for block in keep:
+                k = user[block]
+                if k < oldest:
                     held[block] = 1
-                    fresh += 1
                 elif refresh:
-                    kept[user] -= 1
+                    states[k] -= 1
                 else:
                     continue
-                state_user[block] = i
-                kept[i] += 1
-                if step_by_step:
-                    settle(i, block, user < oldest)
-            written[i] = fresh
-        evicted[i] = gone
+                user[block] = i
+                states[i] += 1
+        written[i], evicted[i] = new, order.gone
     return attention, reused, written, evicted
-
-
-def _lookups(case: Case) -> Iterator[tuple[int, ...]]:
-    """Of each request: blocks, shared blocks, the most that it may find (tokens), its last shared
-    block, and where to look for states up to there: a run and the end of it.
-    """
-    trace, g = case.trace, case.trace.grain
-    found = (trace.ceiling - case.margin).clip(0)
-    run, end = np.zeros((2, len(trace)), np.int64)
-    asking = np.flatnonzero(found >= g)
-    run[asking] = trace.run_at(asking, found[asking] // g)
-    end[asking] = trace.find_blocks(asking, found[asking] // g) + 1
-    columns = (trace.length, trace.shared, found, trace.block_at(trace.shared), run, end)
-    return zip(*(column.tolist() for column in columns), strict=True)
-
-
-def _grid_of(case: Case) -> tuple[int, list[int]]:
-    """The stride in blocks, and the number of states per request, of a rule that keeps a grid.
-
-    A grid that all requests share is kept as stretches, as blocks are: only in one pool that holds
-    any one request, so that none evicts what it has touched itself. Otherwise a stride of 0.
-    """
-    trace, g, rule, R = case.trace, case.trace.grain, case.rule, len(case.trace)
-    if not rule.arrays or rule.reads or case.eviction != "lru" or case.state_limit is not None:
-        return 0, []
-    request, none = Request(trace.prompt, trace.output, trace.message), np.zeros(R, np.int64)
-    answer = rule.place(request, Match(none, none), case.settings)
-    if len(answer) != 1 or type(answer[0]) is not Span or not case.state_bytes:
-        return 0, []
-    first, last, step = answer[0]
-    if isinstance(first, np.ndarray) or first != step or step % g:
-        return 0, []
-    counts = np.minimum(np.broadcast_to(last, R), trace.length * g) // step
-    largest = (counts * case.state_bytes + trace.length * case.block_bytes).max()
-    return (step // g, counts.tolist()) if largest <= (case.limit or 0) else (0, [])

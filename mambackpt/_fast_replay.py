@@ -104,6 +104,12 @@ def replay_arrays(case: Case) -> Columns | None:
     return None
 
 
+def span_counts(trace: Trace, span: Span) -> Int64Array:
+    """How many positions a span has in each request."""
+    counts: Int64Array = ((span.last - span.first) // span.step + 1) * np.ones(len(trace), np.int64)
+    return counts.clip(0)
+
+
 def places_of(trace: Trace, position: Any) -> tuple[Int64Array, Int64Array]:
     """(request, depth in blocks) of one entry of a rule's answer, in the order of requests."""
     g, R = trace.grain, len(trace)
@@ -111,11 +117,9 @@ def places_of(trace: Trace, position: Any) -> tuple[Int64Array, Int64Array]:
         depth = np.broadcast_to(position // g, R)
         owner = np.flatnonzero((depth > 0) & (depth <= trace.length))
         return owner, depth[owner]
-    first, last = (np.broadcast_to(tokens, R) for tokens in position[:2])
-    step = position.step
-    count = ((last - first) // step + 1).clip(0)
+    count = span_counts(trace, position)
     owner = np.repeat(np.arange(R), count)
-    tokens = expand(first, count, step)
+    tokens = expand(np.broadcast_to(position.first, R), count, position.step)
     inside = (tokens >= g) & (tokens // g <= trace.length[owner])
     return owner[inside], tokens[inside] // g
 

@@ -3,7 +3,8 @@
 One request at a time (a simplification, say so in a figure): look up the attention hit and the
 deepest kept state in it, then store what the rule keeps. Full blocks only; a lookup may reuse at
 most L - 1 tokens; states of decode steps are left out. The plain replay here is the truth: sets,
-one ordered dict for a pool, every eviction. `mambackpt._fast_replay` finds the same faster.
+one ordered dict for a pool, every eviction. `mambackpt._fast_replay` and, in pools,
+`mambackpt._fast_pool` find the same faster.
 """
 
 import argparse

@@ -30,7 +30,8 @@ MAY_IMPORT = {
     "traces": {"errors", "geometry"},
     "rules": {"errors", "geometry", "planner", "traces"},
     "_fast_replay": {"errors", "geometry", "rules", "traces"},
-    "replay": {"_fast_replay", "errors", "geometry", "models", "rules", "traces"},
+    "_fast_pool": {"_fast_replay", "rules", "traces"},
+    "replay": {"_fast_pool", "_fast_replay", "errors", "geometry", "models", "rules", "traces"},
     "aot": {"errors", "kernels"},
     "bench": {"errors", "geometry", "planner", "exporter", "metadata", "kernels", "aot", "replay"}
     | {"traces", "rules", "models"},

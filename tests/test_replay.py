@@ -310,10 +310,10 @@ RULES = [
 def forests(draw: st.DrawFn) -> Trace:
     """Prompts that continue, cut or repeat earlier ones."""
     prompts: list[list[int]] = []
-    for number in range(draw(st.integers(1, 10))):
+    for number in range(draw(st.sampled_from([6, 10, 24]))):
         text: list[int] = []
         if prompts and draw(st.booleans()) | draw(st.booleans()):
-            source = draw(st.sampled_from(prompts))
+            source = draw(st.sampled_from(prompts[-draw(st.sampled_from([1, 24])) :]))
             text = source[: draw(st.integers(0, len(source)))]
         text = text + [number] * draw(st.integers(0 if text else 1, 12))
         prompts.append(text)
@@ -340,7 +340,7 @@ def test_without_a_pool_the_fast_ways_are_the_plain_one(
     st.sampled_from(RULES),
     st.integers(1, 4),
     st.sampled_from([Sizes(1, 0), Sizes(1, 1), Sizes(1, 3), Sizes(2, 7), Sizes(1, 20)]),
-    st.integers(1, 90),
+    st.one_of(st.integers(1, 90), st.integers(60, 400)),
     st.one_of(st.none(), st.none(), st.integers(1, 60)),
     st.sampled_from(["lru", "lru", "hit-node"]),
     st.integers(0, 2),
