@@ -32,6 +32,39 @@ class _Stretches:
         self.paths, self.stride, self.item_bytes = trace.paths, stride, item_bytes
         self.low, self.count = [0] * len(trace), [0] * len(trace)
         self.user = self.paths.owner.copy()  # whose stretch each block is in, or will be
+        low, left, user = self.low, self.count, self.user
+        row, first, count, base = (
+            self.paths.row,
+            self.paths.first,
+            self.paths.count,
+            self.paths.base,
+        )
+
+        def take_over(i: int, k: int, depth: int) -> None:
+            r, end = row[i], depth * stride
+            top = low[k]
+            rest = left[k] - depth + top
+            left[k] = rest if rest > 0 else 0
+            low[k] = depth
+            while top:
+                # k's stretch begins below top: the part above is another's
+                q, block = r, top * stride
+                while base[q] + count[q] < block:
+                    q += 1
+                k = user[first[q] + block - 1 - base[q]]
+                depth, top = top, low[k]
+                rest = left[k] - depth + top
+                left[k] = rest if rest > 0 else 0
+                low[k] = depth
+            n, c = first[r], count[r]
+            while c < end:
+                user[n : n + c] = [i] * c
+                end -= c
+                r += 1
+                n, c = first[r], count[r]
+            user[n : n + end] = [i] * end
+
+        self.take_over = take_over
 
     def user_at(self, run: int, depth: int) -> int:
         """The request whose stretch has this depth of the path that ends with ``run``."""
@@ -53,42 +86,19 @@ class _Stretches:
             depth = low[k]  # all of k's stretch is gone
         return 0, -1
 
-    def take_over(self, i: int, k: int, depth: int) -> None:
-        """Move request i's path up to ``depth``, which k has, out of earlier stretches into i's."""
-        low, left, user, stride = self.low, self.count, self.user, self.stride
-        first, count, base = self.paths.first, self.paths.count, self.paths.base
-        start, end = self.paths.row[i], depth * stride
-        while True:
-            rest, top = low[k] + left[k] - depth, low[k]
-            left[k] = rest if rest > 0 else 0
-            low[k] = depth
-            if not top:
-                break
-            depth, r, block = top, start, top * stride
-            while base[r] + count[r] < block:
-                r += 1
-            k = user[first[r] + block - 1 - base[r]]
-        r = start
-        while count[r] < end:
-            n = first[r]
-            user[n : n + count[r]] = [i] * count[r]
-            end -= count[r]
-            r += 1
-        n = first[r]
-        user[n : n + end] = [i] * end
-
 
 class _Order:
     """The order of last use in one pool: by request, first its blocks, deepest first, then states.
 
-    Request k used ``kept[k]`` states last. No request before ``front`` has anything left.
+    Request k used ``kept[k]`` states last. No request before ``front`` has anything left, and what
+    ``notes`` say of it is forgotten.
     """
 
-    def __init__(self, case: Case, kept: list[int]) -> None:
+    def __init__(self, case: Case, kept: list[int], notes: dict[int, list[int]]) -> None:
         self.blocks = _Stretches(case.trace, 1, case.block_bytes)
         self.kept, self.state_bytes = kept, case.state_bytes
         self.front = self.gone = 0
-        self.passed: dict[int, list[int]] = {}  # forgotten with the requests that it is about
+        self.evicted_from = self.blocks.count, kept, notes, case.block_bytes, case.state_bytes
 
     def drop_states(self, k: int, number: int) -> None:
         """Evict the least recent of the states that request k used last."""
@@ -99,8 +109,7 @@ class _Order:
 
         That is 0 or less where it was enough.
         """
-        count, kept, passed = self.blocks.count, self.kept, self.passed
-        size, S = self.blocks.item_bytes, self.state_bytes
+        count, kept, notes, size, S = self.evicted_from
         f, gone = self.front, 0
         while over > 0 and f < bound:
             n = count[f]
@@ -125,8 +134,8 @@ class _Order:
                 kept[f] = 0
                 gone += n
                 over -= n * S
-            if f in passed:
-                del passed[f]
+            if f in notes:
+                del notes[f]
             f += 1
         self.front = f
         self.gone += gone
@@ -185,8 +194,9 @@ def _walk_grid(case: Case, stride: int, wanted: Int64Array) -> Columns:
     trace, g, margin, limit = case.trace, case.trace.grain, case.margin, case.limit or 0
     R, size, S, row = len(trace), case.block_bytes, case.state_bytes, trace.paths.row
     grid = _Stretches(trace, stride, S)
-    order = _Order(case, grid.count)
+    order = _Order(case, grid.count, {})
     blocks, evict = order.blocks, order.evict
+    take_over = blocks.take_over
     low, count, block_user = blocks.low, blocks.count, blocks.user
     state_low, state_count, state_user = grid.low, grid.count, grid.user
     attention, reused, written, evicted = [0] * R, [0] * R, [0] * R, [0] * R
@@ -238,7 +248,7 @@ def _walk_grid(case: Case, stride: int, wanted: Int64Array) -> Columns:
                 count[user] -= 1
             low[user], block_user[left] = 1, i
         elif shared:
-            blocks.take_over(i, block_user[left], shared)
+            take_over(i, block_user[left], shared)
         if step_by_step and want:
             have, _ = grid.held(row[i + 1] - 1, known)
             new = want - have
@@ -311,8 +321,9 @@ def _plans(case: Case) -> list[_Plan]:
             return []
         places = [places_of(trace, position) for position in positions]
         keys = np.concatenate([(owner << 32) - depth for owner, depth in places] or [found[:0]])
-        if (np.diff(keys) <= 0).any():
-            keys = np.unique(keys)
+        if len(places) > 1 or spans:
+            keys.sort()
+            keys = keys[np.append(True, np.diff(keys) > 0)[: len(keys)]]
         owner = (keys + (1 << 32) - 1) >> 32
         depth = (owner << 32) - keys
         ends = np.searchsorted(owner, np.arange(len(trace) + 1))
@@ -332,13 +343,13 @@ class _States(_Order):
         requests = len(case.trace)
         self.plans, self.own_pool = plans, case.state_limit is not None
         self.refresh = case.eviction != "hit-node"
-        self.states = [0] * requests
-        super().__init__(case, [0] * requests if self.own_pool else self.states)
+        self.states, self.apart = [0] * requests, dict[int, list[int]]()
+        if self.own_pool:
+            super().__init__(case, [0] * requests, {})
+        else:
+            super().__init__(case, self.states, self.apart)
         self.hits = [-1] * requests  # the state that a request hit and used
-        self.by_plan = [0] * requests  # the number of the plan by which it kept others
-        self.apart: dict[int, list[int]] = {}  # or these
-        if not self.own_pool:
-            self.passed = self.apart
+        self.by_plan = [0] * requests  # by which plan it kept others, if not those in ``apart``
         self.held, self.user = bytearray(case.trace.size), [-1] * case.trace.size
         # Of the request that is being taken apart, the states that are left.
         self.dropping, self.rest = -1, iter([0])
@@ -422,7 +433,8 @@ class _States(_Order):
 def _walk_states(case: Case) -> Columns:
     """States one by one, as plans or the rule itself place them."""
     trace, g, rule, margin = case.trace, case.trace.grain, case.rule, case.margin
-    R, size, S, limit = len(trace), case.block_bytes, case.state_bytes, case.limit or 0
+    R, size, limit = len(trace), case.block_bytes, case.limit or 0
+    S = 0 if case.state_limit is not None else case.state_bytes  # in the pool of the blocks
     plans = _plans(case)
     usual, cold = plans or [_Plan([-1] * R, [-1] * R, [0] * (R + 1), [])] * 2
     usual_blocks = usual.blocks
@@ -430,6 +442,7 @@ def _walk_states(case: Case) -> Columns:
     row, base, first, length_of = paths.row, paths.base, paths.first, paths.count
     order = _States(case, plans)
     blocks, evict = order.blocks, order.evict
+    take_over = blocks.take_over
     low, count, block_user = blocks.low, blocks.count, blocks.user
     held, user, states, hits = order.held, order.user, order.states, order.hits
     refresh, own_pool, find = order.refresh, order.own_pool, order.held.rfind
@@ -502,10 +515,7 @@ def _walk_states(case: Case) -> Columns:
                 new += 1
             elif k < bound:
                 bound = k
-        over = used + (length - cached) * size - limit
-        if own_pool:
-            new = 0
-        over += new * S
+        over = used + (length - cached) * size + new * S - limit
         # As above: all at once where nothing of this request is due.
         if over > 0:
             over = evict(over, bound)
@@ -522,7 +532,7 @@ def _walk_states(case: Case) -> Columns:
                 count[k] -= 1
             low[k], block_user[left] = 1, i
         elif shared:
-            blocks.take_over(i, block_user[left], shared)
+            take_over(i, block_user[left], shared)
         if state >= 0 and user[state] >= oldest:
             states[user[state]] -= 1
             states[i] = 1
