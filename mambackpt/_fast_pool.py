@@ -295,6 +295,7 @@ class _Plan(NamedTuple):
 
     attention: list[int]
     joint: list[int]
+    old: list[int]  # how many states are of blocks that an earlier request had
     ends: list[int]  # request i's blocks are blocks[ends[i] : ends[i + 1]], deepest first
     blocks: list[int]
 
@@ -327,7 +328,8 @@ def _plans(case: Case) -> list[_Plan]:
         owner = (keys + (1 << 32) - 1) >> 32
         depth = (owner << 32) - keys
         ends = np.searchsorted(owner, np.arange(len(trace) + 1))
-        columns = (found, joint, ends, trace.find_blocks(owner, depth))
+        old = np.bincount(owner[depth <= trace.shared[owner]], minlength=len(trace))
+        columns = (found, joint, old, ends, trace.find_blocks(owner, depth))
         plans.append(_Plan(*(column.tolist() for column in columns)))
     return plans
 
@@ -430,13 +432,23 @@ class _States(_Order):
             self.over -= n * S
 
 
+def _last_runs(trace: Trace, found: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The run that each request's first ``found`` tokens end in, and one past their last block."""
+    run, end = np.zeros((2, len(trace)), np.int64)
+    request = np.flatnonzero(found >= trace.grain)
+    depth = found[request] // trace.grain
+    run[request] = trace.run_at(request, depth)
+    end[request] = trace.find_blocks(request, depth) + 1
+    return run, end
+
+
 def _walk_states(case: Case) -> Columns:
     """States one by one, as plans or the rule itself place them."""
     trace, g, rule, margin = case.trace, case.trace.grain, case.rule, case.margin
     R, size, limit = len(trace), case.block_bytes, case.limit or 0
     S = 0 if case.state_limit is not None else case.state_bytes  # in the pool of the blocks
     plans = _plans(case)
-    usual, cold = plans or [_Plan([-1] * R, [-1] * R, [0] * (R + 1), [])] * 2
+    usual, cold = plans or [_Plan([-1] * R, [-1] * R, [0] * R, [0] * (R + 1), [])] * 2
     usual_blocks = usual.blocks
     paths = trace.paths
     row, base, first, length_of = paths.row, paths.base, paths.first, paths.count
@@ -450,20 +462,14 @@ def _walk_states(case: Case) -> Columns:
     details = [column.tolist() for column in (trace.prompt, trace.output, trace.message)]
     most = ((trace.prompt - 1) // g * g).tolist()
     splits = [False] * R if plans else trace.splits.tolist()
-    attention, reused, written, evicted = [0] * R, [0] * R, [0] * R, [0] * R
+    reused, written, evicted = [0] * R, [0] * R, [0] * R
     used = oldest = to = 0
-    # Where to look for states first: the last run of what may be found, and its end.
     found_at_most = (trace.ceiling - margin).clip(0)
-    run_at, end_at = np.zeros((2, R), np.int64)
-    asking = np.flatnonzero(found_at_most >= g)
-    run_at[asking] = trace.run_at(asking, found_at_most[asking] // g)
-    end_at[asking] = trace.find_blocks(asking, found_at_most[asking] // g) + 1
-    columns = (
-        trace.length, trace.shared, found_at_most, trace.block_at(trace.shared), run_at, end_at
-    )  # fmt: skip
-    lists = [column.tolist() for column in columns]
-    for i, (length, shared, found, left, run, end, guess, joint_guess, upto) in enumerate(
-        zip(*lists, usual.attention, usual.joint, usual.ends[1:], strict=True)
+    columns = (trace.length, trace.shared, found_at_most, trace.block_at(trace.shared))
+    lists = [column.tolist() for column in (*columns, *_last_runs(trace, found_at_most))]
+    attention = lists[2].copy()
+    for i, (length, shared, found, left, run, end, guess, joint_guess, upto, old) in enumerate(
+        zip(*lists, usual.attention, usual.joint, usual.ends[1:], usual.old, strict=True)
     ):
         at, to = to, upto
         if not length:  # no full block: nothing to look up or to keep
@@ -480,7 +486,7 @@ def _walk_states(case: Case) -> Columns:
                 while base[run] >= end > 0:
                     run -= 1
                 end += first[run] - base[run]
-            attention[i] = found
+                attention[i] = found
             if found >= g:
                 state = find(1, first[run], end)
                 while state < 0 or user[state] < oldest:
@@ -500,32 +506,35 @@ def _walk_states(case: Case) -> Columns:
             keep = usual_blocks[at:to]
         elif joint == cold.joint[i] and found == cold.attention[i]:
             keep = cold.blocks[cold.ends[i] : cold.ends[i + 1]]
-            order.by_plan[i] = 1
+            order.by_plan[i] = old = 1
         else:
             request.prompt, request.output, request.message = (c[i] for c in details)
             match.attention, match.joint = found, joint
             match.splits = splits[i] and cached == shared
             positions = rule.place(request, match, case.settings)
             keep = paths.blocks_at(row[i + 1] - 1, depths_of(positions, g, length))
-            order.apart[i] = keep
-        new = 0
-        for block in keep:
-            k = user[block]
-            if k < oldest:
-                new += 1
-            elif k < bound:
-                bound = k
+            order.apart[i], old = keep, 1
+        new = len(keep)
+        if old:
+            for block in keep:
+                k = user[block]
+                if k >= oldest:
+                    new -= 1
+                    if k < bound:
+                        bound = k
         over = used + (length - cached) * size + new * S - limit
         # As above: all at once where nothing of this request is due.
         if over > 0:
             over = evict(over, bound)
+            if not own_pool:
+                oldest = order.front
         count[i] = length
         step_by_step = over > 0 or own_pool
         if step_by_step:
             over, _ = order.evict_path(over - new * S, blocks, i, row[i + 1] - 1, cached)
+            if not own_pool:
+                oldest = order.front
         used = limit + over
-        if not own_pool:
-            oldest = order.front
         if shared == 1:
             k = block_user[left]
             if count[k]:
