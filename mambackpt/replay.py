@@ -54,8 +54,10 @@ from mambackpt.rules import (
 from mambackpt.traces import (
     GENERATORS,
     LAYOUTS,
+    PUBLIC_STATISTICS,
     Int64Array,
     Trace,
+    describe_trace,
     load_trace,
 )
 
@@ -737,9 +739,10 @@ def main(argv: Sequence[str]) -> int:
     output.add_argument("--csv", action="store_true", help="print comma-separated values")
     args = parser.parse_args(argv)
     kind, _, size = args.trace.partition(":")
+    public = None
     if kind in GENERATORS and not Path(args.trace).exists():
         requests = checked_int("requests", int(size) if size.isdigit() else 1000)
-        trace = GENERATORS[kind](requests, seed=args.seed)
+        trace, public = GENERATORS[kind](requests, seed=args.seed), PUBLIC_STATISTICS[kind]
     else:
         try:
             trace = load_trace(args.trace, layout=args.layout, grain=args.grain)
@@ -775,6 +778,9 @@ def main(argv: Sequence[str]) -> int:
         writer.writerows(rows)
     else:
         print(f"{trace.name}: {len(trace):,} requests, {int(trace.prompt.sum()):,} prompt tokens")
+        print(describe_trace(trace))
+        if public is not None:
+            print(f"{public} (the public trace that it is made after)")
         print(f"{'rule':<28} {'block':>6} {'pool GB':>8} {'hit %':>7} {'ceiling %':>9} "
               f"{'recomputed':>15} {'states/request':>14} {'evictions':>10}")  # fmt: skip
         for row in rows:

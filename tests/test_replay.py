@@ -628,9 +628,12 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat:200", "--rule", "last+junction,interval(4096)", "--block", "512,1024"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("chat:200: 200 requests")
-    assert len(lines) == 2 + 4
-    assert lines[2].split()[0] == "last+junction"
-    assert lines[5].split()[:2] == ["interval(4096)", "1024"]
+    assert "append" in lines[1]
+    assert "append" in lines[2]
+    assert lines[2].endswith("reuse ceiling 37.3 % (the public trace that it is made after)")
+    assert len(lines) == 4 + 4
+    assert lines[4].split()[0] == "last+junction"
+    assert lines[7].split()[:2] == ["interval(4096)", "1024"]
 
 
 def test_the_command_prints_json_and_csv_of_the_same(capsys: pytest.CaptureFixture[str]) -> None:

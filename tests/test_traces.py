@@ -3,6 +3,7 @@
 import gzip
 import json
 import pickle
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,11 @@ from hypothesis import strategies as st
 from mambackpt.errors import CheckpointError, CheckpointValueError
 from mambackpt.traces import (
     GENERATORS,
+    PUBLIC_STATISTICS,
     Trace,
     describe_trace,
     expand,
-    generate_agents,
     generate_chat,
-    generate_documents,
     load_trace,
     trace_from_tokens,
 )
@@ -266,23 +266,17 @@ def test_a_pickled_trace_leaves_its_caches_behind() -> None:
     assert copy.blocks(299) == trace.blocks(299)
 
 
-# (follow-ups, appended follow-ups, reuse ceiling) of the public traces, in percent
-CALIBRATED = {
-    "chat": (generate_chat, 38, 85, 37),
-    "agents": (generate_agents, 98, 93, 96),
-    "documents": (generate_documents, 44, 76, 65),
-}
-
-
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_generated_traces_are_like_the_public_ones(name: str, seed: int) -> None:
-    generate, follow_ups, appends, ceiling = CALIBRATED[name]
-    like = describe_trace(generate(6000, seed=seed))
+    public, like = PUBLIC_STATISTICS[name], describe_trace(GENERATORS[name](6000, seed=seed))
     assert like.requests == 6000
-    assert 100 * like.follow_up_share == pytest.approx(follow_ups, abs=8)
-    assert 100 * like.append_share == pytest.approx(appends, abs=5)
-    assert 100 * like.reuse_ceiling == pytest.approx(ceiling, abs=5)
+    assert like.follow_up_share == pytest.approx(public.follow_up_share, abs=0.08)
+    assert like.append_share == pytest.approx(public.append_share, abs=0.05)
+    assert like.reuse_ceiling == pytest.approx(public.reuse_ceiling, abs=0.05)
+    assert like.prompt_median == pytest.approx(public.prompt_median, rel=0.2)
+    assert like.prompt_mean == pytest.approx(public.prompt_mean, rel=0.2)
+    assert like.branch_depth == pytest.approx(public.branch_depth, rel=0.4)
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -302,22 +296,19 @@ def test_a_generator_refuses_a_number_that_is_none(name: str) -> None:
 
 @pytest.mark.shared
 @pytest.mark.parametrize(
-    ("file", "requests", "ceiling", "appends"),
+    ("file", "name"),
     [
-        ("mooncake_conversation_trace", 12_031, 37.34, 85.08),
-        ("mooncake_synthetic_trace", 3_993, 65.04, 76.03),
-        ("claude_code_weka_rle", 45_542, 96.28, 93.39),
+        ("mooncake_conversation_trace", "chat"),
+        ("mooncake_synthetic_trace", "documents"),
+        ("claude_code_weka_rle", "agents"),
     ],
 )
-def test_the_public_traces_are_read_whole(
-    shared: Path, file: str, requests: int, ceiling: float, appends: float
+def test_the_public_traces_are_read_whole_and_are_as_stated(
+    shared: Path, file: str, name: str
 ) -> None:
     trace = load_trace(shared / "traces" / f"{file}.jsonl.gz")
-    assert len(trace) == requests
-    assert 100 * trace.shared.sum() * trace.grain / trace.prompt.sum() == pytest.approx(
-        ceiling, abs=0.01
-    )
-    assert 100 * describe_trace(trace).append_share == pytest.approx(appends, abs=0.01)
+    stated = astuple(PUBLIC_STATISTICS[name])
+    assert astuple(describe_trace(trace)) == pytest.approx(stated, rel=2e-5)
 
 
 @pytest.mark.shared
