@@ -25,6 +25,7 @@ from mambackpt.explore import (
     explore_placement,
     explore_replay,
     explore_sequence,
+    explore_views,
     placement_view,
     replay_view,
     sequence_view,
@@ -296,6 +297,28 @@ def test_two_different_explorers_may_share_a_slider() -> None:
     slider.value = 3
     assert second.page == "two 3"
     second.close()
+
+
+def test_an_explorer_of_views_shows_what_the_function_makes_of_the_controls() -> None:
+    def shown(tokens: int) -> View:
+        if tokens == 9:
+            raise CheckpointValueError("tokens is 9; expected less. Try 8.")
+        lane = Lane("request", 4, 0, (tokens,), total=16)
+        return View(f"{tokens} tokens.", (lane,))
+
+    slider = IntSlider(value=8, min=0, max=16)
+    runs = [explore_views(shown, tokens=slider) for _ in range(2)]  # a cell that is run again
+    pages = [explorer.page for explorer in runs]
+    assert pages[0] == pages[1]
+    slider.value = 12
+    assert "12 tokens." in runs[1].page
+    assert runs[0].page == pages[0]  # the earlier run is deaf
+    fresh = explore_views(shown, tokens=IntSlider(value=12, min=0, max=16))
+    assert runs[1].page == fresh.page  # one figure for all views leaves nothing behind
+    slider.value = 9
+    assert "expected less" in runs[1].page
+    for explorer in (runs[1], fresh):
+        explorer.close()
 
 
 @pytest.mark.parametrize("make", [explore_placement, explore_sequence])
