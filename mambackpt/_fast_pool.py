@@ -1,8 +1,8 @@
 """The fast ways of `mambackpt.replay` in pools that evict by last use.
 
 The order of last use is kept by request: what request k used last leaves before what any later one
-did. So a lookup compares the number of a request with the first that has anything left, eviction
-takes whole requests, and only the one at the end of the order is ever taken apart.
+did. So eviction takes whole requests, and only the one at the end of the order is ever taken apart;
+a lookup compares depths (of blocks) or the number of a request with the first that has states left.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,8 @@ from mambackpt.traces import Int64Array, Trace
 
 def walk_pool(case: Case) -> Columns:
     """Replay in pools that evict by last use, over runs of blocks that are never expanded."""
-    stride, wanted = _grid_of(case)
-    return _walk_states(case) if wanted is None else _walk_grid(case, stride, wanted)
+    grid = _grid_of(case)
+    return _walk_states(case) if grid is None else _walk_grid(case, *grid)
 
 
 class _Stretches:
@@ -32,37 +32,29 @@ class _Stretches:
         self.paths, self.stride, self.item_bytes = trace.paths, stride, item_bytes
         self.low, self.count = [0] * len(trace), [0] * len(trace)
         self.user = self.paths.owner.copy()  # whose stretch each block is in, or will be
-        low, left, user = self.low, self.count, self.user
-        row, first, count, base = (
-            self.paths.row,
-            self.paths.first,
-            self.paths.count,
-            self.paths.base,
-        )
+        paths, low, count, user = self.paths, self.low, self.count, self.user
+        row, first, lengths, base = paths.row, paths.first, paths.count, paths.base
 
         def take_over(i: int, k: int, depth: int) -> None:
+            """Move request i's path up to ``depth``, of which k has the end, into i's stretch."""
+            # A closure, not a method: it runs for every request, and finds its lists faster.
             r, end = row[i], depth * stride
-            top = low[k]
-            rest = left[k] - depth + top
-            left[k] = rest if rest > 0 else 0
-            low[k] = depth
-            while top:
-                # k's stretch begins below top: the part above is another's
-                q, block = r, top * stride
-                while base[q] + count[q] < block:
-                    q += 1
-                k = user[first[q] + block - 1 - base[q]]
-                depth, top = top, low[k]
-                rest = left[k] - depth + top
-                left[k] = rest if rest > 0 else 0
-                low[k] = depth
-            n, c = first[r], count[r]
-            while c < end:
-                user[n : n + c] = [i] * c
-                end -= c
+            while True:
+                top, rest = low[k], low[k] + count[k] - depth
+                low[k], count[k] = depth, rest if rest > 0 else 0
+                if not top:
+                    break
+                depth, block, run = top, top * stride, r  # above that the path is another's
+                while base[run] + lengths[run] < block:
+                    run += 1
+                k = user[first[run] + block - 1 - base[run]]
+            at, length = first[r], lengths[r]
+            while length < end:
+                user[at : at + length] = [i] * length
+                end -= length
                 r += 1
-                n, c = first[r], count[r]
-            user[n : n + end] = [i] * end
+                at, length = first[r], lengths[r]
+            user[at : at + end] = [i] * end
 
         self.take_over = take_over
 
@@ -73,7 +65,7 @@ class _Stretches:
             run -= 1
         return self.user[self.paths.first[run] + depth - 1 - base[run]]
 
-    def held(self, run: int, depth: int) -> tuple[int, int]:
+    def held_depth(self, run: int, depth: int) -> tuple[int, int]:
         """How deep the path that ends with ``run`` is held, up to ``depth``, and in whose stretch.
 
         (0, -1) where nothing is. All above is held too, as it was used later.
@@ -91,25 +83,26 @@ class _Order:
     """The order of last use in one pool: by request, first its blocks, deepest first, then states.
 
     Request k used ``kept[k]`` states last. No request before ``front`` has anything left, and what
-    ``notes`` say of it is forgotten.
+    is ``listed`` of it is forgotten.
     """
 
-    def __init__(self, case: Case, kept: list[int], notes: dict[int, list[int]]) -> None:
+    def __init__(self, case: Case, kept: list[int], listed: dict[int, list[int]]) -> None:
         self.blocks = _Stretches(case.trace, 1, case.block_bytes)
         self.kept, self.state_bytes = kept, case.state_bytes
         self.front = self.gone = 0
-        self.evicted_from = self.blocks.count, kept, notes, case.block_bytes, case.state_bytes
+        # One attribute for `evict` to read, which is called most.
+        self.lists = self.blocks.count, kept, listed, case.block_bytes, case.state_bytes
 
     def drop_states(self, k: int, number: int) -> None:
         """Evict the least recent of the states that request k used last."""
         self.kept[k] -= number
 
     def evict(self, over: int, bound: int) -> int:
-        """Evict ``over`` bytes of what requests before ``bound`` used last; return what is left.
+        """Evict ``over`` bytes of what requests before ``bound`` used last.
 
-        That is 0 or less where it was enough.
+        Returns the bytes that are still over; 0 or less: it was enough.
         """
-        count, kept, notes, size, S = self.evicted_from
+        count, kept, listed, size, S = self.lists
         f, gone = self.front, 0
         while over > 0 and f < bound:
             n = count[f]
@@ -134,15 +127,18 @@ class _Order:
                 kept[f] = 0
                 gone += n
                 over -= n * S
-            if f in notes:
-                del notes[f]
+            if f in listed:
+                del listed[f]
             f += 1
         self.front = f
         self.gone += gone
         return over
 
     def trim(self, stretches: _Stretches, k: int, floor: int, over: int) -> int:
-        """Evict ``over`` bytes from the deep end of k's stretch, down to a depth of ``floor``."""
+        """Evict ``over`` bytes from the deep end of k's stretch, down to a depth of ``floor``.
+
+        Returns the bytes that are still over.
+        """
         size = stretches.item_bytes
         n = min(stretches.low[k] + stretches.count[k] - floor, -(-over // size))
         stretches.count[k] -= n
@@ -150,28 +146,29 @@ class _Order:
         return over - n * size
 
     def evict_path(
-        self, over: int, own: _Stretches, i: int, run: int, held: int, spared: int = 0
+        self, over: int, own: _Stretches, i: int, run: int, depth: int, spared: int = 0
     ) -> tuple[int, int]:
-        """Evict ``over`` bytes while request i's path is being used; return what of it was held on.
+        """Evict ``over`` bytes while request i uses its path, which was held up to ``depth``.
 
-        A path is touched deepest first, after what is new of it was inserted. So what was ``held``
-        of it can be evicted before its turn: then it is inserted again, which frees nothing. What
-        was touched already (``spared``) is not.
+        A path is touched deepest first, after what is new of it was inserted. So what was held of
+        it can be evicted before its turn: then it is inserted again, which frees nothing. What was
+        touched already (``spared``) is not. Returns the bytes still over, and how deep the path was
+        still held when its turn came.
         """
-        while over > 0 and held:
-            k = own.user_at(run, held)
+        while over > 0 and depth:
+            k = own.user_at(run, depth)
             over = self.evict(over, k)
             if over > 0 and own is not self.blocks:
                 over = self.trim(self.blocks, k, self.blocks.low[k], over)
             if over > 0:
-                over = self.trim(own, k, held, over)
+                over = self.trim(own, k, depth, over)
             if over > 0:
                 floor = own.low[k]
-                self.gone += held - floor - (floor < spared <= held)
-                own.count[k], held = 0, floor
+                self.gone += depth - floor - (floor < spared <= depth)
+                own.count[k], depth = 0, floor
         if over > 0:
             over = self.evict_own(over, i)
-        return over, held
+        return over, depth
 
     def evict_own(self, over: int, i: int) -> int:
         """Evict ``over`` bytes, at last of what request i itself has used so far."""
@@ -186,7 +183,7 @@ class _Order:
         return over
 
 
-# --- rules that keep the same grid of every request, or nothing -----------------------------------
+# --- rules that keep one grid of every request, or nothing ----------------------------------------
 
 
 def _walk_grid(case: Case, stride: int, wanted: Int64Array) -> Columns:
@@ -196,7 +193,7 @@ def _walk_grid(case: Case, stride: int, wanted: Int64Array) -> Columns:
     grid = _Stretches(trace, stride, S)
     order = _Order(case, grid.count, {})
     blocks, evict = order.blocks, order.evict
-    take_over = blocks.take_over
+    take_over, take_states_over = blocks.take_over, grid.take_over
     low, count, block_user = blocks.low, blocks.count, blocks.user
     state_low, state_count, state_user = grid.low, grid.count, grid.user
     attention, reused, written, evicted = [0] * R, [0] * R, [0] * R, [0] * R
@@ -206,16 +203,16 @@ def _walk_grid(case: Case, stride: int, wanted: Int64Array) -> Columns:
         trace.length, trace.shared, trace.ceiling - margin, trace.block_at(trace.shared),
         (trace.prompt - 1) // g * g, wanted, shared_states, trace.block_at(shared_states * stride),
     )  # fmt: skip
-    for i, (length, shared, found, left, most, want, known, state_left) in enumerate(
+    for i, (length, shared, found, fork, most, want, known, state_fork) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
         if not length:  # no full block: nothing to look up or to keep
             continue
-        cached, bound, order.gone = shared, i, 0
+        cached, bound, run, order.gone = shared, i, row[i + 1] - 1, 0
         if shared:
-            bound = block_user[left]
+            bound = block_user[fork]
             if low[bound] + count[bound] < shared:
-                cached, bound = blocks.held(row[i + 1] - 1, shared)
+                cached, bound = blocks.held_depth(run, shared)
                 if not cached:
                     bound = i
                 found = min(cached * g, most) - margin
@@ -223,9 +220,9 @@ def _walk_grid(case: Case, stride: int, wanted: Int64Array) -> Columns:
         have = hit = 0
         if known:
             have = known
-            user = state_user[state_left]
+            user = state_user[state_fork]
             if state_low[user] + state_count[user] < known:
-                have, user = grid.held(row[i + 1] - 1, known)
+                have, user = grid.held_depth(run, known)
             if have:
                 hit = min(have, attention[i] // g // stride)
                 reused[i] = hit * stride * g
@@ -240,51 +237,48 @@ def _walk_grid(case: Case, stride: int, wanted: Int64Array) -> Columns:
         count[i] = length
         step_by_step = over > 0
         if step_by_step:
-            over, _ = order.evict_path(over - new * S, blocks, i, row[i + 1] - 1, cached)
+            over, _ = order.evict_path(over - new * S, blocks, i, run, cached)
         used = limit + over
-        if shared == 1:
-            user = block_user[left]
-            if count[user]:
-                count[user] -= 1
-            low[user], block_user[left] = 1, i
-        elif shared:
-            take_over(i, block_user[left], shared)
+        if shared:
+            take_over(i, block_user[fork], shared)
         if step_by_step and want:
-            have, _ = grid.held(row[i + 1] - 1, known)
+            have, _ = grid.held_depth(run, known)
             new = want - have
             over = used + new * S - limit
-            over, rest = order.evict_path(over, grid, i, row[i + 1] - 1, have, hit)
+            over, rest = order.evict_path(over, grid, i, run, have, hit)
             new += have - rest - (rest < hit <= have)
             used = limit + over
         state_count[i] = want
         if known:
-            grid.take_over(i, state_user[state_left], known)
+            take_states_over(i, state_user[state_fork], known)
         written[i], evicted[i] = new, order.gone
     return attention, reused if case.rule.states else attention, written, evicted
 
 
-def _grid_of(case: Case) -> tuple[int, Int64Array | None]:
-    """The stride in blocks, and the number of states per request, of a rule that keeps a grid.
+def _grid_of(case: Case) -> tuple[int, Int64Array] | None:
+    """The stride in blocks and the states wanted of each request, if a rule keeps one grid of all.
 
-    A grid that all requests share is kept as stretches, as blocks are: only in one pool that holds
-    any one request, so that none evicts what it has touched itself. A rule that keeps nothing keeps
-    a grid of nothing. None where it is no grid.
+    Such states are kept as stretches, as blocks are. That needs one pool, LRU, and room for any
+    single request, so that none evicts what it has used itself; and a request that keeps all that
+    it may hit. A rule without states (`attention`) has an empty grid.
     """
     trace, g, rule, R = case.trace, case.trace.grain, case.rule, len(case.trace)
     request, none = Request(trace.prompt, trace.output, trace.message), np.zeros(R, np.int64)
     if not rule.states:
         return 1, none
     if not rule.arrays or rule.reads or case.eviction != "lru" or case.state_limit is not None:
-        return 0, None
+        return None
     answer = rule.place(request, Match(none, none), case.settings)
-    if len(answer) != 1 or type(answer[0]) is not Span or not case.state_bytes:
-        return 0, None
+    if len(answer) != 1 or type(answer[0]) is not Span:
+        return None
     first, last, step = answer[0]
     if isinstance(first, np.ndarray) or first != step or step % g:
-        return 0, None
+        return None
     wanted = np.minimum(np.broadcast_to(last, R), trace.length * g) // step
     largest = (wanted * case.state_bytes + trace.length * case.block_bytes).max()
-    return (step // g, wanted) if largest <= (case.limit or 0) else (0, None)
+    if largest > (case.limit or 0) or (wanted < (trace.prompt - 1) // step).any():
+        return None
+    return step // g, wanted
 
 
 # --- any other rule -------------------------------------------------------------------------------
@@ -295,7 +289,7 @@ class _Plan(NamedTuple):
 
     attention: list[int]
     joint: list[int]
-    old: list[int]  # how many states are of blocks that an earlier request had
+    seen: list[int]  # how many of the blocks an earlier request had
     ends: list[int]  # request i's blocks are blocks[ends[i] : ends[i + 1]], deepest first
     blocks: list[int]
 
@@ -305,7 +299,8 @@ def _plans(case: Case) -> list[_Plan]:
 
     Either nothing of its prefix was evicted, or all but what the request before it has as well.
     Both are only guesses of what it will match: where it matches something else, the rule is asked.
-    None for a rule that does not take arrays, or keeps more states than the trace has blocks.
+    Empty for a rule that does not take arrays, or whose spans have more states than the trace has
+    blocks.
     """
     trace, rule, B = case.trace, case.rule, case.settings.block
     if not rule.arrays:
@@ -328,8 +323,8 @@ def _plans(case: Case) -> list[_Plan]:
         owner = (keys + (1 << 32) - 1) >> 32
         depth = (owner << 32) - keys
         ends = np.searchsorted(owner, np.arange(len(trace) + 1))
-        old = np.bincount(owner[depth <= trace.shared[owner]], minlength=len(trace))
-        columns = (found, joint, old, ends, trace.find_blocks(owner, depth))
+        seen = np.bincount(owner[depth <= trace.shared[owner]], minlength=len(trace))
+        columns = (found, joint, seen, ends, trace.find_blocks(owner, depth))
         plans.append(_Plan(*(column.tolist() for column in columns)))
     return plans
 
@@ -338,42 +333,43 @@ class _States(_Order):
     """The order of last use where states are kept one by one.
 
     Request k used ``states[k]`` states last. ``user`` is each state's last user, -1 for none; where
-    that is before the first request that has any left, it is gone, whatever ``held`` says.
+    that is before the first request that has any left, it is gone, whatever ``has_state`` says.
     """
 
     def __init__(self, case: Case, plans: list[_Plan]) -> None:
         requests = len(case.trace)
         self.plans, self.own_pool = plans, case.state_limit is not None
         self.refresh = case.eviction != "hit-node"
-        self.states, self.apart = [0] * requests, dict[int, list[int]]()
+        self.hits = [-1] * requests  # the state that a request hit and used
+        # The others that it used: those of the plan with this number, unless they are listed.
+        self.by_plan, self.listed = [0] * requests, dict[int, list[int]]()
+        self.states = [0] * requests
         if self.own_pool:
             super().__init__(case, [0] * requests, {})
         else:
-            super().__init__(case, self.states, self.apart)
-        self.hits = [-1] * requests  # the state that a request hit and used
-        self.by_plan = [0] * requests  # by which plan it kept others, if not those in ``apart``
-        self.held, self.user = bytearray(case.trace.size), [-1] * case.trace.size
-        # Of the request that is being taken apart, the states that are left.
-        self.dropping, self.rest = -1, iter([0])
+            super().__init__(case, self.states, self.listed)
+        self.has_state, self.user = bytearray(case.trace.size), [-1] * case.trace.size
+        # The request that loses states one by one, and which of them are left.
+        self.losing, self.rest = -1, iter(list[int]())
         # In a pool of their own: the first request that has any left, and the bytes over the limit.
         self.oldest, self.over = 0, -(case.state_limit or 0)
 
     def drop_states(self, k: int, number: int) -> None:
         """Evict the least recent of the states that request k used last."""
         self.states[k] -= number
-        if k != self.dropping:
-            self.dropping, self.rest = k, iter(self.in_order(k))
+        if k != self.losing:
+            self.losing, self.rest = k, iter(self.in_order(k))
         for block in self.rest:
             if self.user[block] == k:
                 self.user[block] = -1
-                self.held[block] = 0
+                self.has_state[block] = 0
                 number -= 1
                 if not number:
                     return
 
     def in_order(self, k: int) -> list[int]:
         """The states that request k used: what it hit, unless that came again, and what it kept."""
-        keep = self.apart.get(k)
+        keep = self.listed.get(k)
         if keep is None:
             plan = self.plans[self.by_plan[k]]
             keep = plan.blocks[plan.ends[k] : plan.ends[k + 1]]
@@ -383,9 +379,9 @@ class _States(_Order):
     def keep_states(self, i: int, keep: list[int], over: int) -> tuple[int, int]:
         """Keep states of request i, of which some may be due before their turn.
 
-        Returns how many were newly written, and what is ``over`` then.
+        Returns how many were newly written, and the bytes that are over then.
         """
-        used_so_far = self.apart[i] = []
+        used_so_far = self.listed[i] = []  # what `drop_states` finds where i evicts its own
         written = at = 0
         while at < len(keep):
             oldest, new = self.oldest if self.own_pool else self.front, 0
@@ -394,7 +390,7 @@ class _States(_Order):
                 k = self.user[block]
                 if k < oldest:
                     new += 1
-                    self.held[block] = 1
+                    self.has_state[block] = 1
                     if block == self.hits[i]:  # evicted since it was hit
                         self.hits[i] = -1
                 elif new:
@@ -411,8 +407,8 @@ class _States(_Order):
                 self.evict_states(new, i)
             else:
                 over = self.evict_own(over + new * self.state_bytes, i)
-            if self.dropping == i:  # it goes on to use more
-                self.dropping = -1
+            if self.losing == i:  # it goes on to use more
+                self.losing = -1
         return written, over
 
     def evict_states(self, new: int, i: int) -> None:
@@ -426,7 +422,7 @@ class _States(_Order):
                 self.drop_states(k, n)
             else:
                 self.states[k] = 0
-                self.apart.pop(k, None)
+                self.listed.pop(k, None)
                 self.oldest += 1
             self.gone += n
             self.over -= n * S
@@ -448,16 +444,16 @@ def _walk_states(case: Case) -> Columns:
     R, size, limit = len(trace), case.block_bytes, case.limit or 0
     S = 0 if case.state_limit is not None else case.state_bytes  # in the pool of the blocks
     plans = _plans(case)
-    usual, cold = plans or [_Plan([-1] * R, [-1] * R, [0] * R, [0] * (R + 1), [])] * 2
-    usual_blocks = usual.blocks
+    all_kept, little_kept = plans or [_Plan([-1] * R, [-1] * R, [0] * R, [0] * (R + 1), [])] * 2
+    planned = all_kept.blocks
     paths = trace.paths
     row, base, first, length_of = paths.row, paths.base, paths.first, paths.count
     order = _States(case, plans)
     blocks, evict = order.blocks, order.evict
     take_over = blocks.take_over
     low, count, block_user = blocks.low, blocks.count, blocks.user
-    held, user, states, hits = order.held, order.user, order.states, order.hits
-    refresh, own_pool, find = order.refresh, order.own_pool, order.held.rfind
+    has_state, user, states, hits = order.has_state, order.user, order.states, order.hits
+    refresh, own_pool, find = order.refresh, order.own_pool, order.has_state.rfind
     request, match = Request(0), Match()
     details = [column.tolist() for column in (trace.prompt, trace.output, trace.message)]
     most = ((trace.prompt - 1) // g * g).tolist()
@@ -468,17 +464,24 @@ def _walk_states(case: Case) -> Columns:
     columns = (trace.length, trace.shared, found_at_most, trace.block_at(trace.shared))
     lists = [column.tolist() for column in (*columns, *_last_runs(trace, found_at_most))]
     attention = lists[2].copy()
-    for i, (length, shared, found, left, run, end, guess, joint_guess, upto, old) in enumerate(
-        zip(*lists, usual.attention, usual.joint, usual.ends[1:], usual.old, strict=True)
+    for i, (length, shared, found, fork, run, end, guess, joint_guess, upto, seen) in enumerate(
+        zip(
+            *lists,
+            all_kept.attention,
+            all_kept.joint,
+            all_kept.ends[1:],
+            all_kept.seen,
+            strict=True,
+        )
     ):
         at, to = to, upto
         if not length:  # no full block: nothing to look up or to keep
             continue
         cached, bound, joint, state, order.gone = shared, i, 0, -1, 0
         if shared:
-            bound = block_user[left]
+            bound = block_user[fork]
             if low[bound] + count[bound] < shared:
-                cached, bound = blocks.held(row[i + 1] - 1, shared)
+                cached, bound = blocks.held_depth(row[i + 1] - 1, shared)
                 if not cached:
                     bound = i
                 found = max(min(cached * g, most[i]) - margin, 0)
@@ -491,7 +494,7 @@ def _walk_states(case: Case) -> Columns:
                 state = find(1, first[run], end)
                 while state < 0 or user[state] < oldest:
                     if state >= 0:
-                        held[state] = 0
+                        has_state[state] = 0
                         state = find(1, first[run], state)
                     elif base[run]:
                         run -= 1
@@ -503,19 +506,19 @@ def _walk_states(case: Case) -> Columns:
                     if user[state] < bound:
                         bound = user[state]
         if joint == joint_guess and found == guess:
-            keep = usual_blocks[at:to]
-        elif joint == cold.joint[i] and found == cold.attention[i]:
-            keep = cold.blocks[cold.ends[i] : cold.ends[i + 1]]
-            order.by_plan[i] = old = 1
+            keep = planned[at:to]
+        elif joint == little_kept.joint[i] and found == little_kept.attention[i]:
+            keep = little_kept.blocks[little_kept.ends[i] : little_kept.ends[i + 1]]
+            order.by_plan[i], seen = 1, little_kept.seen[i]
         else:
             request.prompt, request.output, request.message = (c[i] for c in details)
             match.attention, match.joint = found, joint
             match.splits = splits[i] and cached == shared
             positions = rule.place(request, match, case.settings)
             keep = paths.blocks_at(row[i + 1] - 1, depths_of(positions, g, length))
-            order.apart[i], old = keep, 1
+            order.listed[i], seen = keep, len(keep)
         new = len(keep)
-        if old:
+        if seen:
             for block in keep:
                 k = user[block]
                 if k >= oldest:
@@ -523,7 +526,7 @@ def _walk_states(case: Case) -> Columns:
                     if k < bound:
                         bound = k
         over = used + (length - cached) * size + new * S - limit
-        # As above: all at once where nothing of this request is due.
+        # As in a grid: all at once where nothing of this request is due.
         if over > 0:
             over = evict(over, bound)
             if not own_pool:
@@ -535,13 +538,8 @@ def _walk_states(case: Case) -> Columns:
             if not own_pool:
                 oldest = order.front
         used = limit + over
-        if shared == 1:
-            k = block_user[left]
-            if count[k]:
-                count[k] -= 1
-            low[k], block_user[left] = 1, i
-        elif shared:
-            take_over(i, block_user[left], shared)
+        if shared:
+            take_over(i, block_user[fork], shared)
         if state >= 0 and user[state] >= oldest:
             states[user[state]] -= 1
             states[i] = 1
@@ -552,14 +550,14 @@ def _walk_states(case: Case) -> Columns:
             oldest = order.oldest if own_pool else order.front
         elif new == len(keep):
             for block in keep:
-                held[block] = 1
+                has_state[block] = 1
                 user[block] = i
             states[i] += new
         else:
             for block in keep:
                 k = user[block]
                 if k < oldest:
-                    held[block] = 1
+                    has_state[block] = 1
                 elif refresh:
                     states[k] -= 1
                 else:

@@ -18,7 +18,7 @@ _ROUNDS = 24  # of the array solution, before the walk takes over
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A replay's inputs, checked; all that the three ways read."""
+    """A replay's inputs, checked; all that the ways to replay it read."""
 
     trace: Trace
     rule: Rule
@@ -188,7 +188,7 @@ def _deepest_kept(
 
 
 def walk(case: Case) -> Columns:
-    """An unlimited replay of any rule, over runs of blocks that are never expanded."""
+    """An unlimited replay of a rule that keeps states, over runs that are never expanded."""
     trace, g, R = case.trace, case.trace.grain, len(case.trace)
     paths, held = trace.paths, bytearray(trace.size)  # 1 where the state after a block is kept
     found = (trace.ceiling - case.margin).clip(0)
@@ -206,4 +206,4 @@ def walk(case: Case) -> Columns:
             written[i] += not held[block]
             held[block] = 1
         reused[i] = hit * g
-    return found, found if not case.rule.states else reused, written, [0] * R
+    return found, reused, written, [0] * R

@@ -303,8 +303,8 @@ def explore_views(view: Callable[..., View], **controls: Widget) -> Explorer:
     True
     >>> explorer.close()
 
-    One figure shows all views, which saves most of a redraw: they have as many lanes as the first.
-    Raises as ``view`` does for the first values; then, and else, as `explore`.
+    One figure shows all views, which saves most of a redraw, so all must have as many lanes as the
+    first. Raises what ``view`` raises for the first values; otherwise as `explore`.
     """
     screen = _Screen(view(**{name: control.value for name, control in controls.items()}))
 

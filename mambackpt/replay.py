@@ -265,7 +265,7 @@ def replay(
 def _replay_fast(case: Case) -> Columns:
     """The fastest of the ways that fits."""
     if case.limit is None:
-        solved = replay_arrays(case) if case.rule.arrays else None
+        solved = replay_arrays(case) if case.rule.arrays or not case.rule.states else None
         return walk(case) if solved is None else solved
     if case.eviction in ("lru", "hit-node"):
         return walk_pool(case)
@@ -361,8 +361,10 @@ def _replay_plainly(case: Case, rows: Sequence[list[int]]) -> Columns:
         while case.rule.states and hit and ~ids[hit - 1] not in store.states:
             hit -= 1
         match = Match(found, hit * g, splits and run == shared)
-        positions = place(Request(prompt, output, message), match, case.settings)
-        depths = depths_of(positions, g, len(ids)) if positions else []
+        depths: list[int] = []
+        if case.rule.states:
+            positions = place(Request(prompt, output, message), match, case.settings)
+            depths = depths_of(positions, g, len(ids)) if len(positions) else []
         new, gone = store.keep(ids, hit if case.rule.states else 0, depths)
         attention.append(found)
         reused.append(hit * g if case.rule.states else found)
@@ -778,9 +780,9 @@ def main(argv: Sequence[str]) -> int:
         writer.writerows(rows)
     else:
         print(f"{trace.name}: {len(trace):,} requests, {int(trace.prompt.sum()):,} prompt tokens")
-        print(describe_trace(trace))
+        print(f"this trace: {describe_trace(trace)}")
         if public is not None:
-            print(f"{public} (the public trace that it is made after)")
+            print(f"the public trace that it is modelled on: {public}")
         print(f"{'rule':<28} {'block':>6} {'pool GB':>8} {'hit %':>7} {'ceiling %':>9} "
               f"{'recomputed':>15} {'states/request':>14} {'evictions':>10}")  # fmt: skip
         for row in rows:

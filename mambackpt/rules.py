@@ -14,7 +14,8 @@ a attention hit, h joint hit, C prefill budget: all in tokens. Adding a rule is 
 Positions that are not a token count inside the prompt (0, say) keep nothing; a replay takes a
 position between two block ends of its trace at the earlier one. Arguments stand in brackets:
 ``"interval(4096)"``, ``"trtllm(from_end=[0, 512])"``. A rule registered with ``arrays=True``
-computes with whole arrays of requests as well, which a replay without a pool uses.
+computes with whole arrays of requests as well, which the fast replays use; it cannot read
+``match.splits``.
 """
 
 import ast
@@ -87,10 +88,10 @@ Place: TypeAlias = Callable[[Request, Match, Settings], Positions]
 class Rule:
     """A named rule, ready to call.
 
-    ``arrays``: it takes arrays too. ``reads``: what it reads of the match, beyond leaving out what
-    is kept at the joint hit already. ``states=False`` stands for a model without recurrent layers:
-    the attention hit is the hit. ``eviction`` is what its source evicts by in a pool. ``parts`` are
-    the rules that it joins.
+    ``arrays``: it takes arrays too, and does not read ``match.splits``. ``reads``: what it reads of
+    the match, beyond leaving out what is kept at the joint hit already. ``states=False`` stands for
+    a model without recurrent layers: the attention hit is the hit. ``eviction`` is what its source
+    evicts by in a pool. ``parts`` are the rules that it joins.
     """
 
     name: str
@@ -172,12 +173,18 @@ def get_rule(
         ) from error
     if len(parts) == 1:
         return parts[0]
+    for part in parts:
+        if not part.states:
+            raise CheckpointValueError(
+                f"rule is {rule!r}; {part.name} stands for a model without states, so there is "
+                f"nothing to join. Try {part.name!r} by itself."
+            )
     return Rule(
         rule,
         partial(_union, [part.place for part in parts]),
         all(part.arrays for part in parts),
         tuple(sorted({name for part in parts for name in part.reads})),
-        all(part.states for part in parts),
+        True,
         next((part.eviction for part in parts if part.eviction != "lru"), "lru"),
         tuple(parts),
     )

@@ -138,18 +138,18 @@ class Trace:
 
     @cached_property
     def shared_with_previous(self) -> Int64Array:
-        """Blocks that each request begins with as the one right before it does."""
-        blocks, turn = np.zeros(len(self), np.int64), 0
+        """Leading full blocks that each request shares with the one right before it."""
+        blocks, nth = np.zeros(len(self), np.int64), 0
         request = np.arange(1, len(self))
         while len(request):
-            there = turn < np.minimum(self.run_counts[request], self.run_counts[request - 1])
+            there = nth < np.minimum(self.run_counts[request], self.run_counts[request - 1])
             request = request[there]
-            ours, theirs = self.row[request] + turn, self.row[request - 1] + turn
+            ours, theirs = self.row[request] + nth, self.row[request - 1] + nth
             same = self.first[ours] == self.first[theirs]
             count = np.minimum(self.count[ours], self.count[theirs]) * same
             blocks[request] += count
             request = request[same & (self.count[ours] == self.count[theirs])]
-            turn += 1
+            nth += 1
         return blocks
 
     @cached_property
@@ -714,11 +714,12 @@ class TraceStatistics:
     reuse_ceiling: float
 
     def __str__(self) -> str:
-        return (
-            f"{100 * self.follow_up_share:.1f} % follow-ups, of which "
-            f"{100 * self.append_share:.1f} % append; branches at {self.branch_depth:,.0f} tokens; "
-            f"reuse ceiling {100 * self.reuse_ceiling:.1f} %"
-        )
+        told = f"{100 * self.follow_up_share:.1f} % follow-ups"
+        if self.follow_up_share:
+            told += f", of which {100 * self.append_share:.1f} % append"
+        if self.append_share < 1 and self.follow_up_share:
+            told += f" and the others branch at {self.branch_depth:,.0f} tokens"
+        return f"{told}; reuse ceiling {100 * self.reuse_ceiling:.1f} %"
 
 
 def describe_trace(trace: Trace) -> TraceStatistics:
@@ -910,8 +911,9 @@ def generate_documents(requests: int = 1000, *, seed: int = 0, grain: int = 512)
     >>> generate_documents(50).prompt.tolist() == generate_documents(50).prompt.tolist()
     True
 
-    Calibrated to the Mooncake synthetic trace: 44 % follow-ups, of which 76 % append; the reuse
-    ceiling is near 65 %. The others branch less deep: at a median of 22,000 tokens, not 30,700.
+    Calibrated to the Mooncake synthetic trace: 44 % follow-ups (here 38 %), of which 76 % append;
+    the reuse ceiling is near 65 %. The others branch less deep: at a median of 22,000 tokens, not
+    30,700.
     """
     teller = _Teller(f"documents:{requests}", requests, seed, grain)
     for rng in teller.stories(gap=0.45):
@@ -943,11 +945,34 @@ GENERATORS: dict[str, Callable[..., Trace]] = {
 # conversation trace of Mooncake (kvcache-ai/Mooncake, FAST25-release), the 692 distinct
 # conversations of the Claude Code traces (callanjfox/kv-cache-tester), Mooncake's synthetic trace.
 PUBLIC_STATISTICS = {
-    "chat": TraceStatistics(12_031, 6_909, 12_035.1, 342.62, 0.38484, 0.85076, 3_072, 0.37338),
+    "chat": TraceStatistics(
+        requests=12_031,
+        prompt_median=6_909,
+        prompt_mean=12_035.1,
+        output_mean=342.62,
+        follow_up_share=0.38484,
+        append_share=0.85076,
+        branch_depth=3_072,
+        reuse_ceiling=0.37338,
+    ),
     "agents": TraceStatistics(
-        45_542, 101_495, 119_379.8, 439.06, 0.98384, 0.93387, 81_344, 0.96285
+        requests=45_542,
+        prompt_median=101_495,
+        prompt_mean=119_379.8,
+        output_mean=439.06,
+        follow_up_share=0.98384,
+        append_share=0.93387,
+        branch_depth=81_344,
+        reuse_ceiling=0.96285,
     ),
     "documents": TraceStatistics(
-        3_993, 11_587, 15_325.5, 149.12, 0.43777, 0.76030, 30_720, 0.65043
+        requests=3_993,
+        prompt_median=11_587,
+        prompt_mean=15_325.5,
+        output_mean=149.12,
+        follow_up_share=0.43777,
+        append_share=0.76030,
+        branch_depth=30_720,
+        reuse_ceiling=0.65043,
     ),
 }

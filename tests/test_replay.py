@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mambackpt import replay as module
@@ -31,9 +31,10 @@ from mambackpt.replay import (
     sweep,
     time_replays,
 )
-from mambackpt.rules import Match, Request, Rule, Settings, get_rule, optimal
+from mambackpt.rules import Match, Request, Rule, Settings, Span, get_rule, optimal
 from mambackpt.traces import (
     Trace,
+    describe_trace,
     generate_agents,
     generate_chat,
     generate_documents,
@@ -302,8 +303,17 @@ RULES = [
     "attention", "none", "all", "last", "junction", "chunk", "last+junction",
     "last+junction+chunk", "interval(3)", "interval(4)+junction", "all+interval(5)",
     "internal(hash_block=1, alignment=1)", "sglang(chunk=2)", "sglang(chunk=2, level=2)",
-    "trtllm(3, [1], [0, 2], True)", "marconi", "llamacpp(2, 3)",
+    "trtllm(3, [1], [0, 2], True)", "marconi", "llamacpp(2, 3)", "optimal(3)", "all+all",
 ]  # fmt: skip
+# Rules of a user's own, which take arrays too: a grid that may end above a hit, one that begins
+# late, positions on no grid.
+OWN = [
+    Rule("to-message", lambda q, m, s: [Span(s.block, q.message, s.block)], True, ()),
+    Rule("from-second", lambda q, m, s: [Span(2 * s.block, q.prompt - 1, s.block)], True, ()),
+    Rule("near-end", lambda q, m, s: [q.prompt - 2], True, ()),
+    Rule("at-hit", lambda q, m, s: [m.attention], True, ("attention",)),
+]
+MANY = settings(max_examples=max(1000, settings().max_examples))
 
 
 @st.composite
@@ -317,37 +327,48 @@ def forests(draw: st.DrawFn) -> Trace:
             text = source[: draw(st.integers(0, len(source)))]
         text = text + [number] * draw(st.integers(0 if text else 1, 12))
         prompts.append(text)
-    return trace_from_tokens(prompts, grain=draw(st.sampled_from([1, 1, 2])))
+    outputs = draw(st.lists(st.integers(0, 9), min_size=len(prompts), max_size=len(prompts)))
+    trace = trace_from_tokens(prompts, grain=draw(st.sampled_from([1, 1, 2])), outputs=outputs)
+    parts = draw(st.lists(st.integers(0, 4), min_size=len(prompts), max_size=len(prompts)))
+    return replace(trace, message=trace.prompt * np.array(parts) // 5)
 
 
 def columns(made: Replay) -> list[list[int]]:
     return [c.tolist() for c in (made.attention, made.reused, made.written, made.evicted)]
 
 
-@given(forests(), st.sampled_from(RULES), st.integers(1, 4), st.integers(0, 3), st.integers(4, 20))
+@given(
+    forests(),
+    st.sampled_from([*RULES, *OWN]),
+    st.integers(1, 4),
+    st.integers(0, 7),
+    st.integers(4, 20),
+)
 def test_without_a_pool_the_fast_ways_are_the_plain_one(
-    trace: Trace, rule: str, blocks: int, margin: int, budget: int
+    trace: Trace, rule: str | Rule, blocks: int, margin: int, budget: int
 ) -> None:
     options = {"block": blocks * trace.grain, "budget": budget + 8, "lookup_margin": margin}
     plain = columns(replay(trace, rule, plainly=True, **options))  # type: ignore[arg-type]
     assert columns(replay(trace, rule, **options)) == plain  # type: ignore[arg-type]
-    one_by_one = Rule(rule, get_rule(rule).place, states=get_rule(rule).states)
+    whole = get_rule(rule, overlaps=trace.ceiling, grain=trace.grain)
+    one_by_one = Rule("slow", whole.place, states=whole.states)
     assert columns(replay(trace, one_by_one, **options)) == plain  # type: ignore[arg-type]
 
 
+@MANY
 @given(
     forests(),
-    st.sampled_from(RULES),
+    st.sampled_from([*RULES, *OWN]),
     st.integers(1, 4),
     st.sampled_from([Sizes(1, 0), Sizes(1, 1), Sizes(1, 3), Sizes(2, 7), Sizes(1, 20)]),
     st.one_of(st.integers(1, 90), st.integers(60, 400)),
     st.one_of(st.none(), st.none(), st.integers(1, 60)),
     st.sampled_from(["lru", "lru", "hit-node"]),
-    st.integers(0, 2),
+    st.integers(0, 7),
 )
 def test_in_a_pool_the_fast_way_is_the_plain_one(
     trace: Trace,
-    rule: str,
+    rule: str | Rule,
     blocks: int,
     sizes: Sizes,
     pool: int,
@@ -366,6 +387,60 @@ def test_in_a_pool_the_fast_way_is_the_plain_one(
     }
     plain = columns(replay(trace, rule, plainly=True, **options))  # type: ignore[arg-type]
     assert columns(replay(trace, rule, **options)) == plain  # type: ignore[arg-type]
+
+
+@MANY
+@given(
+    forests(),
+    st.sampled_from(["all", "all", "all", "attention", "none"]),
+    st.integers(1, 3),
+    st.sampled_from([Sizes(1, 0), Sizes(1, 1), Sizes(1, 3), Sizes(2, 7), Sizes(3, 20)]),
+    st.integers(-2, 40),
+    st.integers(0, 3),
+)
+def test_a_pool_that_hardly_holds_the_largest_request_evicts_it_as_the_plain_one_does(
+    trace: Trace, rule: str, blocks: int, sizes: Sizes, more: int, margin: int
+) -> None:
+    block = blocks * trace.grain
+    tokens = trace.length * trace.grain
+    sum_of = tokens * sizes.model_token_bytes + tokens // block * sizes.model_state_bytes
+    options = {
+        "block": block,
+        "model": sizes,
+        "pool_bytes": max(1, int(sum_of.max()) + more),
+        "lookup_margin": margin,
+    }
+    plain = columns(replay(trace, rule, plainly=True, **options))  # type: ignore[arg-type]
+    assert columns(replay(trace, rule, **options)) == plain  # type: ignore[arg-type]
+
+
+def test_a_hit_may_lie_deeper_than_what_a_request_keeps_itself() -> None:
+    trace = trace_from_tokens([[1] * 5, [1] * 5], grain=1, outputs=[4, 1])
+    head = Rule("head", lambda q, m, s: [Span(s.block, q.output, s.block)], True, ())
+    for options in ({}, {"pool_bytes": 1000, "model": Sizes(1, 3)}):
+        assert replay(trace, head, block=1, **options).reused.tolist() == [0, 4]  # type: ignore[arg-type]
+
+
+def test_an_edge_whose_end_was_evicted_is_not_split() -> None:
+    """Marconi's interior node needs the earlier branch: 15 bytes leave 1 of 4 shared blocks."""
+    trace = trace_from_tokens([[1] * 6, [9] * 5, [1] * 4 + [2] * 2], grain=1)
+    options = {"block": 1, "model": Sizes(2, 1), "eviction": "lru"}
+    for pool, attention, written in ((15, [0, 0, 1], [1, 1, 1]), (99, [0, 0, 4], [1, 1, 2])):
+        for plainly in (False, True):
+            made = replay(trace, "marconi", pool_bytes=pool, plainly=plainly, **options)  # type: ignore[arg-type]
+            assert (made.attention.tolist(), made.written.tolist()) == (attention, written)
+
+
+def test_a_model_without_states_keeps_none() -> None:
+    trace = trace_from_tokens([[1] * 9] * 3, grain=1)
+    for rule in (Rule("a", lambda q, m, s: [4], states=False), "attention"):
+        for options in ({}, {"pool_bytes": 100, "model": Sizes(1, 3)}):
+            for plainly in (False, True):
+                made = replay(trace, rule, block=1, plainly=plainly, **options)  # type: ignore[arg-type]
+                assert made.reused.tolist() == [0, 8, 8]
+                assert made.states_written == 0
+    with pytest.raises(CheckpointValueError, match="nothing to join"):
+        replay(trace, "attention+last", block=1)
 
 
 @pytest.mark.parametrize("generate", [generate_chat, generate_agents, generate_documents])
@@ -628,9 +703,8 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat:200", "--rule", "last+junction,interval(4096)", "--block", "512,1024"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("chat:200: 200 requests")
-    assert "append" in lines[1]
-    assert "append" in lines[2]
-    assert lines[2].endswith("reuse ceiling 37.3 % (the public trace that it is made after)")
+    assert lines[1] == f"this trace: {describe_trace(generate_chat(200))}"
+    assert lines[2].startswith("the public trace that it is modelled on: 38.5 % follow-ups")
     assert len(lines) == 4 + 4
     assert lines[4].split()[0] == "last+junction"
     assert lines[7].split()[:2] == ["interval(4096)", "1024"]
@@ -656,6 +730,8 @@ def test_the_command_reads_a_file_and_uses_processes(
     words = [str(path), "--rule", "last,all", "--block", "16", "--grain", "8", "--json"]
     assert main([*words, "--jobs", "2"]) == 0
     assert [r["reused_tokens"] for r in json.loads(capsys.readouterr().out)] == [32, 48]
+    assert main([*words[:-1]]) == 0
+    assert "public" not in capsys.readouterr().out  # a file is modelled on nothing
 
 
 @pytest.mark.parametrize(
