@@ -49,7 +49,7 @@ from mambackpt.geometry import CacheGeometry, checked_int
 from mambackpt.models import PRESETS
 from mambackpt.planner import Decision, Reason, explain
 from mambackpt.replay import replay
-from mambackpt.show import figure_html, show
+from mambackpt.show import figure_html, show, unhinted
 from mambackpt.traces import Trace
 
 
@@ -188,7 +188,8 @@ def _quick_png(figure: Figure) -> bytes:
 
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
-    canvas.draw()  # type: ignore[no-untyped-call]
+    with unhinted():
+        canvas.draw()  # type: ignore[no-untyped-call]
     drawn = io.BytesIO()
     pixels = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
     Image.fromarray(pixels).convert("RGB").save(drawn, format="png", compress_level=1)

@@ -5,10 +5,21 @@ import html
 import io
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from mambackpt.errors import CheckpointValueError
+
+
+def unhinted() -> AbstractContextManager[None]:
+    """Draw letters as wide at every resolution, so that what fits at one fits at all.
+
+    >>> with unhinted():
+    ...     drawn = figure_png(Figure(figsize=(1, 1)))
+    """
+    return rc_context({"text.hinting": "no_hinting"})
 
 
 def figure_png(figure: Figure, *, dpi: float = 110) -> bytes:
@@ -22,7 +33,8 @@ def figure_png(figure: Figure, *, dpi: float = 110) -> bytes:
     from PIL import Image
 
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=dpi, metadata={"Software": None})
+    with unhinted():
+        figure.savefig(drawn, format="png", dpi=dpi, metadata={"Software": None})
     small = io.BytesIO()
     picture = Image.open(drawn).convert("RGB")
     # An octree keeps the few pixels of a marker in their colour; a median cut would grey them.

@@ -100,3 +100,14 @@ def test_a_rare_mark_keeps_its_colour_in_the_small_picture() -> None:
     picture = Image.open(io.BytesIO(figure_png(figure))).convert("RGB")
     red, green, blue = np.asarray(picture, int).reshape(-1, 3).T
     assert ((abs(red - 0x9C) < 12) & (abs(green - 0x0F) < 12) & (abs(blue - 0xBF) < 12)).any()
+
+
+def test_letters_are_as_wide_at_every_resolution() -> None:
+    """Else a line that is wrapped to fit would be cut off in a smaller picture."""
+    figure = Figure(figsize=(7, 1))
+    figure.text(0, 0.5, "Key 128 leads to column 1, which holds the state after 96 tokens.", size=9)
+    ends = []
+    for dpi in (72, 80, 84, 96, 110, 150):
+        pixels = np.asarray(Image.open(io.BytesIO(figure_png(figure, dpi=dpi))).convert("L"))
+        ends.append(np.flatnonzero((pixels < 128).any(axis=0)).max() / pixels.shape[1])
+    assert max(ends) - min(ends) < 0.005
