@@ -12,12 +12,24 @@ from mambackpt.errors import CheckpointError
 
 # command: (module, function, what it does); a module loads when its command is asked for
 COMMANDS = {
-    "figures": ("mambackpt.figures", "main", "draw the design-review figures as SVG and PDF"),
+    "figures": (
+        "mambackpt.figures.command",
+        "main",
+        "draw the design-review figures as SVG and PDF",
+    ),
     "why": ("mambackpt.__main__", "why", "where a checkpoint lands for one query, or why nowhere"),
-    "size": ("mambackpt.models", "main", "state and block sizes of a model or a config.json"),
-    "replay": ("mambackpt.replay", "main", "replay a request trace under placement rules"),
-    "lockstep": ("mambackpt.engine.cli", "main", "check every key against the state it promises"),
-    "bench": ("mambackpt.bench", "main", "time what has just been shown equal"),
+    "size": (
+        "mambackpt.models.command",
+        "main",
+        "state and block sizes of a model or a config.json",
+    ),
+    "replay": ("mambackpt.replay.command", "main", "replay a request trace under placement rules"),
+    "lockstep": (
+        "mambackpt.engine.command",
+        "main",
+        "check every key against the state it promises",
+    ),
+    "bench": ("mambackpt.bench.command", "main", "time what has just been shown equal"),
 }
 
 
@@ -29,7 +41,7 @@ def why(argv: Sequence[str]) -> int:
     0
     """
     from mambackpt.geometry import CacheGeometry
-    from mambackpt.planner import POSITION_RULES, explain
+    from mambackpt.planner import POSITION_FORMULAS, explain
 
     parser = argparse.ArgumentParser(prog="mambackpt why", description=COMMANDS["why"][2])
     parser.add_argument("seq_len", type=int, help="tokens after this step")
@@ -40,14 +52,14 @@ def why(argv: Sequence[str]) -> int:
     parser.add_argument("--alignment", type=int, help="grid of the kernel [it cannot export]")
     parser.add_argument("--drop", action="store_true", help="speculative decoding drops a block")
     parser.add_argument("--lookahead", type=int, default=0, help="tokens a hash looks ahead")
-    parser.add_argument("--rule", choices=list(POSITION_RULES), default="current")
+    parser.add_argument("--formula", choices=list(POSITION_FORMULAS), default="current")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     unit = args.block if args.hash is None else args.hash
     hits = unit if args.hit_alignment is None else args.hit_alignment
     geometry = CacheGeometry(unit, args.block, args.alignment, hits, args.drop, args.lookahead)
     query_len = args.seq_len if args.query_len is None else args.query_len
-    [decision] = explain([args.seq_len], [query_len], geometry, rule=args.rule)
+    [decision] = explain([args.seq_len], [query_len], geometry, formula=args.formula)
     if args.json:
         print(json.dumps(asdict(decision) | {"reason": decision.reason.name}))
     else:

@@ -93,7 +93,7 @@ def _position_before_0_32(num_tokens: int, unit: int, drop_eagle_block: bool, _:
     return max(position, 0)
 
 
-POSITION_RULES = {
+POSITION_FORMULAS = {
     "current": get_mamba_prefill_checkpoint_position,
     "before-0.32": _position_before_0_32,
 }
@@ -408,7 +408,11 @@ def _query_outside_sequence(row: int, seq_len: int, query_len: int) -> Checkpoin
 
 
 def explain(
-    seq_lens: RowLengths, query_lens: RowLengths, geometry: CacheGeometry, *, rule: str = "current"
+    seq_lens: RowLengths,
+    query_lens: RowLengths,
+    geometry: CacheGeometry,
+    *,
+    formula: str = "current",
 ) -> list[Decision]:
     """Return one `Decision` per row: where its checkpoint lands, or which condition it fails.
 
@@ -420,12 +424,12 @@ def explain(
     The query starts at 1984, which is inside column 1, the column the checkpoint would overwrite.
 
     Rows as in `compute_mamba_prefill_checkpoints`, which this asks row by row through the shared
-    predicate. ``rule="before-0.32"`` shows the earlier position rule, which differs for a dropped
+    predicate. ``formula="before-0.32"`` shows the earlier position, which differs for a dropped
     block at an exact boundary. Raises CheckpointTypeError or CheckpointValueError as that does.
     """
-    if rule not in POSITION_RULES:
+    if formula not in POSITION_FORMULAS:
         raise CheckpointValueError(
-            f"rule is {rule!r}; expected one of {', '.join(map(repr, POSITION_RULES))}. "
+            f"formula is {formula!r}; expected one of {', '.join(map(repr, POSITION_FORMULAS))}. "
             "Try 'current'."
         )
     seq, query = _as_int64("seq_lens", seq_lens), _as_int64("query_lens", query_lens)
@@ -435,13 +439,15 @@ def explain(
     for row, (seq_len, query_len) in enumerate(zip(seq.tolist(), query.tolist(), strict=True)):
         if not 0 <= query_len <= seq_len:
             raise _query_outside_sequence(row, seq_len, query_len)
-        decisions.append(_explain_row(seq_len, query_len, geometry, rule))
+        decisions.append(_explain_row(seq_len, query_len, geometry, formula))
     return decisions
 
 
-def _explain_row(seq_len: int, query_len: int, g: CacheGeometry, rule: str) -> Decision:
+def _explain_row(seq_len: int, query_len: int, g: CacheGeometry, formula: str) -> Decision:
     start = seq_len - query_len
-    position = POSITION_RULES[rule](seq_len, g.U, g.drop_eagle_block, g.num_hash_lookahead_tokens)
+    position = POSITION_FORMULAS[formula](
+        seq_len, g.U, g.drop_eagle_block, g.num_hash_lookahead_tokens
+    )
     reason = get_mamba_prefill_checkpoint_reason(start, seq_len, position, g.H, g.M, g.A)
     candidate = -(-seq_len // g.M) - 2
     accepted = reason is Reason.ACCEPTED

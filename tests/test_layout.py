@@ -16,35 +16,29 @@ import mambackpt
 
 HEAVY = ("torch", "triton", "matplotlib", "ipywidgets", "IPython", "distributed", "transformers")
 
-# module (or package): what of this kit it may import; arrows point to what is imported
-MAY_IMPORT = {
-    "__init__": {"*"},
-    "__main__": {"errors", "geometry", "planner"},
+# module or room: what of this kit it imports; arrows point to what is imported. The table is what
+# the code does: an arrow that nobody draws any more is struck out.
+IMPORTS: dict[str, set[str]] = {
+    "__init__": set(),
     "errors": set(),
-    "geometry": {"errors"},
-    "planner": {"errors", "geometry"},
-    "metadata": {"errors", "geometry", "planner"},
-    "exporter": {"errors", "geometry", "planner", "metadata", "kernels"},
-    "models": {"errors", "geometry"},
-    "engine": {"errors", "geometry", "planner"},
-    "traces": {"errors", "geometry"},
-    "rules": {"errors", "geometry", "planner", "traces"},
-    "_fast_replay": {"errors", "geometry", "rules", "traces"},
-    "_fast_pool": {"_fast_replay", "rules", "traces"},
-    "replay": {"_fast_pool", "_fast_replay", "errors", "geometry", "models", "rules", "traces"},
-    "aot": {"errors", "kernels"},
-    "bench": {"errors", "geometry", "planner", "exporter", "metadata", "kernels", "aot", "replay"}
-    | {"traces", "rules", "models"},
-    "watch": {"errors", "aot", "kernels"},
-    "draw": {"errors", "geometry", "planner", "engine", "replay"},
-    "show": {"errors"},
-    "animate": {"errors", "geometry", "planner", "engine", "draw", "show"},
-    "figures": {"errors", "geometry", "planner", "engine", "models", "replay", "rules", "traces"}
-    | {"draw", "animate", "show", "bench", "aot", "watch"},
-    "explore": {"errors", "geometry", "planner", "engine", "models", "replay", "rules", "traces"}
-    | {"draw", "animate", "show", "figures"},
     "kernels": set(),
+    "geometry": {"errors"},
+    "course": {"engine", "errors"},
+    "models": {"errors", "geometry"},
+    "planner": {"errors", "geometry"},
+    "__main__": {"errors", "geometry", "planner"},
+    "engine": {"errors", "geometry", "planner"},
+    "metadata": {"errors", "geometry", "planner"},
+    "draw": {"engine", "errors", "geometry", "planner"},
+    "exporter": {"errors", "geometry", "kernels", "metadata"},
+    "replay": {"errors", "geometry", "models", "planner"},
+    "bench": {"errors", "exporter", "kernels", "metadata", "planner", "replay"},
+    "explore": {"draw", "errors", "figures", "geometry", "models", "planner", "replay"},
+    "figures": {"bench", "draw", "engine", "errors", "geometry", "models", "planner", "replay"},
 }
+
+# The core, flat: what a serving engine would import. It stands alone.
+CORE = ("errors", "geometry", "planner", "metadata", "exporter", "kernels")
 
 
 def tracked(root: Path) -> list[str]:
@@ -58,9 +52,11 @@ def tracked(root: Path) -> list[str]:
 
 def modules(root: Path) -> dict[Path, str]:
     """Every module of the kit with its row in the table."""
-    found = {p: p.stem for p in (root / "mambackpt").glob("*.py")}
-    found |= dict.fromkeys((root / "mambackpt/engine").glob("*.py"), "engine")
-    return found | dict.fromkeys((root / "kernels").glob("*.py"), "kernels")
+    package = root / "mambackpt"
+    rows = {p: p.stem for p in package.glob("*.py")}
+    rooms = [p.parent for p in package.glob("*/__init__.py")]
+    rows |= {p: room.name for room in rooms for p in room.rglob("*.py")}
+    return rows | dict.fromkeys((root / "kernels").glob("*.py"), "kernels")
 
 
 def test_the_kernels_folder_is_linked_and_is_no_package(root: Path) -> None:
@@ -83,30 +79,55 @@ def test_another_package_named_kernels_is_still_found(tmp_path: Path, root: Path
     assert done.stdout.strip() == "the other one", done.stderr
 
 
-def test_modules_import_only_in_the_drawn_direction(root: Path) -> None:
+def imported(path: Path, row: str) -> list[tuple[int, str]]:
+    """The modules of this kit that a file imports, each with its line."""
+    names: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            if node.level and row == "kernels":  # neighbours: the folder has no name of its own
+                continue
+            assert node.level == 0, f"{path.name}:{node.lineno}: write the import in full"
+            if node.module == "mambackpt":
+                names += [(node.lineno, f"mambackpt.{alias.name}") for alias in node.names]
+            else:
+                names.append((node.lineno, node.module))
+        elif isinstance(node, ast.Import):
+            names += [(node.lineno, alias.name) for alias in node.names]
+    return [(line, name) for line, name in names if name.partition(".")[0] == "mambackpt"]
+
+
+def test_the_table_of_imports_holds_the_arrows_that_exist_and_no_other(root: Path) -> None:
+    arrows: dict[str, set[str]] = {row: set() for row in modules(root).values()}
     for path, row in modules(root).items():
-        assert row in MAY_IMPORT, f"{path.name}: say in MAY_IMPORT what it may import"
-        allowed = MAY_IMPORT[row] | {row}
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.ImportFrom) and node.module:
-                if node.level and row == "kernels":  # neighbours: the folder has no name of its own
-                    continue
-                assert node.level == 0, f"{path.name}:{node.lineno}: write the import in full"
-                names = [node.module]
-                if node.module == "mambackpt":
-                    names = [f"mambackpt.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            for name in names:
-                top, _, rest = name.partition(".")
-                if top != "mambackpt":
-                    continue
-                home = rest.split(".")[0] or "__init__"
-                assert "*" in allowed or home in allowed, (
-                    f"{path.relative_to(root)}:{node.lineno} imports {name}; {row} may import "
-                    f"{sorted(allowed)}. Move the code, or pass the result in."
-                )
+        assert row in IMPORTS, f"{path.name}: say in IMPORTS what {row} imports"
+        for line, name in imported(path, row):
+            home = name.split(".")[1]
+            if home == row:
+                continue
+            arrows[row].add(home)
+            assert home in IMPORTS[row], (
+                f"{path.relative_to(root)}:{line} imports {name}; {row} may import "
+                f"{sorted(IMPORTS[row])}. Move the code, or pass the result in."
+            )
+    assert arrows == IMPORTS, "an arrow that nobody draws any more: strike it out"
+
+
+def test_rooms_are_entered_by_their_face(root: Path) -> None:
+    """What others may use stands in a room's `__init__`; nobody imports past it, tests aside."""
+    rooms = {p.parent.name for p in (root / "mambackpt").glob("*/__init__.py")}
+    for path, row in modules(root).items():
+        for line, name in imported(path, row):
+            _, home, *inside = name.split(".")
+            assert home == row or home not in rooms or not inside, (
+                f"{path.relative_to(root)}:{line} imports {name}: name it in the face of {home}"
+            )
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    done: set[str] = set()
+    while layer := {row for row, needs in IMPORTS.items() if row not in done and needs <= done}:
+        done |= layer
+    assert done == set(IMPORTS), f"these import each other: {set(IMPORTS) - done}"
 
 
 def test_importing_the_kit_loads_no_heavy_library() -> None:
@@ -122,28 +143,15 @@ def test_the_plain_modules_load_no_heavy_library(module: str) -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-def test_public_names_agree_however_they_are_reached(root: Path) -> None:
-    tree = ast.parse((root / "mambackpt/__init__.py").read_text())
-    typed = {
-        alias.name: node.module.removeprefix("mambackpt.")
-        for block in tree.body
-        if isinstance(block, ast.If)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-    }
-    assert typed == mambackpt._HOME
-    assert sorted(typed) == sorted(mambackpt.__all__)
+def test_public_names_are_where_their_table_says() -> None:
     assert set(mambackpt.__all__) <= set(dir(mambackpt))
     for name, home in mambackpt._HOME.items():
-        assert getattr(mambackpt, name) is getattr(
-            importlib.import_module(f"mambackpt.{home}"), name
-        )
+        assert getattr(mambackpt, name) is getattr(importlib.import_module(home), name)
 
 
 def test_no_public_name_is_a_module_s_name(root: Path) -> None:
     """A name that is both gives the function first and the module later."""
-    homes = {p.stem for p in (root / "mambackpt").glob("*.py")} | {"engine", "kernels"}
+    homes = set(modules(root).values())
     assert not homes & set(mambackpt.__all__)
 
 
@@ -152,7 +160,7 @@ def test_the_order_in_which_names_are_asked_for_does_not_matter() -> None:
     for order in itertools.permutations(names):
         code = f"import mambackpt; print([getattr(mambackpt, n).__module__ for n in {order!r}])"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.stdout.strip() == str([f"mambackpt.{mambackpt._HOME[n]}" for n in order])
+        assert done.stdout.strip() == str([mambackpt._HOME[n] for n in order])
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -54,8 +54,8 @@ def engine_names(
     }
 
 
-def position(seq_len: int, U: int, *, drop: bool, rule: str = "current") -> int:
-    [decision] = explain([seq_len], [seq_len], CacheGeometry(U, U, 1, U, drop), rule=rule)
+def position(seq_len: int, U: int, *, drop: bool, formula: str = "current") -> int:
+    [decision] = explain([seq_len], [seq_len], CacheGeometry(U, U, 1, U, drop), formula=formula)
     return decision.position
 
 
@@ -188,7 +188,7 @@ def test_a_checkpoint_the_kernel_cannot_write_is_declined() -> None:
     assert plan(8192, **large, A=64) == (7168, 0)
     assert plan(8192, **large, A=2048) == (0, -1)
     assert plan(8192, **large, A=None) == (0, -1)
-    assert position(8192, 1024, drop=True, rule="before-0.32") == 6144
+    assert position(8192, 1024, drop=True, formula="before-0.32") == 6144
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_the_drop_costs_one_unit_on_the_hit_grid(
     """P03, vllm PR #57444 and #54713; S09, vllm PR #57128: two units at a boundary before."""
     assert get_mamba_prefill_checkpoint_position(seq_len, U, True) == now
     assert position(seq_len, U, drop=True) == now
-    assert position(seq_len, U, drop=True, rule="before-0.32") == before
+    assert position(seq_len, U, drop=True, formula="before-0.32") == before
 
 
 def test_an_identical_resend_resumes_a_unit_before_a_longer_sibling_at_an_exact_boundary() -> None:
@@ -483,6 +483,6 @@ def test_lists_of_numpy_integers_give_plain_ints() -> None:
     assert {type(n) for n in answer[0] + answer[1]} == {int}
 
 
-def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_formula_is_refused_with_the_known_ones() -> None:
     with pytest.raises(CheckpointValueError, match=r"'current', 'before-0\.32'"):
-        explain([9], [9], CacheGeometry(16, 64, 16, 16), rule="0.31")
+        explain([9], [9], CacheGeometry(16, 64, 16, 16), formula="0.31")

@@ -1,45 +1,55 @@
 """An executable model of a hybrid model's scheduler, block allocator, prefix cache and worker."""
 
 from mambackpt.engine.chats import branching_chats
+from mambackpt.engine.events import Allocated, Event, Hit, Keyed, Scheduled, Written
 from mambackpt.engine.groups import joint_hit, junction, replay_boundaries
 from mambackpt.engine.lockstep import Counts, Violation
+from mambackpt.engine.recurrence import Recurrence, State
 from mambackpt.engine.report import (
     Report,
     check_lockstep,
-    compare_rules,
+    compare_variants,
     describe_history,
     shrink_history,
 )
 from mambackpt.engine.settings import Request, Settings
-from mambackpt.engine.simulation import Cell, Frame, Run, Simulation, TableRow, simulate
+from mambackpt.engine.simulation import Cell, Run, Simulation, Snapshot, TableRow, simulate
 from mambackpt.engine.splitter import Splitter, chunk_ends
-from mambackpt.engine.variants import VARIANTS, Query, Rules, find_rules, variant
+from mambackpt.engine.variants import VARIANTS, Query, Variant, find_variant, named_variant
 
 __all__ = [
     "VARIANTS",
+    "Allocated",
     "Cell",
     "Counts",
-    "Frame",
+    "Event",
+    "Hit",
+    "Keyed",
     "Query",
+    "Recurrence",
     "Report",
     "Request",
-    "Rules",
     "Run",
+    "Scheduled",
     "Settings",
     "Simulation",
+    "Snapshot",
     "Splitter",
+    "State",
     "TableRow",
+    "Variant",
     "Violation",
+    "Written",
     "branching_chats",
     "check_lockstep",
     "chunk_ends",
-    "compare_rules",
+    "compare_variants",
     "describe_history",
-    "find_rules",
+    "find_variant",
     "joint_hit",
     "junction",
+    "named_variant",
     "replay_boundaries",
     "shrink_history",
     "simulate",
-    "variant",
 ]

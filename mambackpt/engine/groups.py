@@ -279,7 +279,7 @@ class RecurrentGroup(Group):
         super().__init__(number, settings, pool, log)
         self.settings = settings
         self.splitter = settings.splitter
-        self.rules = self.splitter.rules
+        self.variant = self.splitter.variant
         self.drafts = settings.speculative_tokens
         self.grid = settings.hit_grid
         self.copies: list[tuple[Live, Block, Block]] = []  # before this step's forward pass
@@ -310,7 +310,7 @@ class RecurrentGroup(Group):
         if end - start <= self.h or (self.settings.retention == 0 and end < prefill_end):
             return None
         query = self.splitter.query(start, end, prefill_end, end)
-        if not self.rules.writes_inside(query):
+        if not self.variant.writes_inside(query):
             return None
         row, column = live.rows[self.number], checkpoint_column(query)
         held = len(row.blocks)
@@ -437,7 +437,7 @@ class RecurrentGroup(Group):
             if (
                 self.may_key(block)
                 and self.keeps(live, column)
-                and self.rules.keys_block(column, query)
+                and self.variant.keys_block(column, query)
             ):
                 self.key(live, block, (column + 1) * self.B)
         row.cached = max(row.cached, full)
@@ -447,7 +447,7 @@ class RecurrentGroup(Group):
             self._key_end(live, row, end)
 
     def _prompt_position(self, live: Live, unit: int) -> int:
-        return self.rules.position(live.prompt, unit, self.drop, self.lookahead)
+        return self.variant.position(live.prompt, unit, self.drop, self.lookahead)
 
     def _key_checkpoint(self, live: Live, row: Row, position: int, column: int) -> None:
         block = row.blocks[column]

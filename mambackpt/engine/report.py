@@ -40,7 +40,7 @@ def check_lockstep(
 
     >>> from mambackpt.engine.chats import branching_chats
     >>> chats = [branching_chats(seed) for seed in range(3)]
-    >>> report = check_lockstep(chats, Settings(max_running=1, budget=300, rules="keep-the-stop"))
+    >>> report = check_lockstep(chats, Settings(max_running=1, budget=300, variant="keep-the-stop"))
     >>> report.counts.requests, report.counts.wrong_restores, report.smallest
     (72, 0, None)
 
@@ -68,21 +68,21 @@ def check_lockstep(
     )
 
 
-def compare_rules(
+def compare_variants(
     histories: Iterable[Sequence[Request]],
     settings: Settings,
-    rules: Iterable[str] | None = None,
+    variants: Iterable[str] | None = None,
 ) -> dict[str, Report]:
-    """Return a report per rules variant on the same histories; default: every named one.
+    """Return a report per variant on the same histories; default: every named one.
 
     >>> history = [Request("A", range(100), 41)]
-    >>> list(compare_rules([history], Settings(), ["vllm-0.33", "keep-the-stop"]))
+    >>> list(compare_variants([history], Settings(), ["vllm-0.33", "keep-the-stop"]))
     ['vllm-0.33', 'keep-the-stop']
     """
     given = list(histories)
-    names = list(VARIANTS) if rules is None else list(rules)
+    names = list(VARIANTS) if variants is None else list(variants)
     return {
-        name: check_lockstep(given, replace(settings, rules=name), shrink=False) for name in names
+        name: check_lockstep(given, replace(settings, variant=name), shrink=False) for name in names
     }
 
 

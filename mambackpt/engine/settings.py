@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from mambackpt.engine.splitter import Splitter
-from mambackpt.engine.variants import Rules, find_rules
+from mambackpt.engine.variants import Variant, find_variant
 from mambackpt.errors import CheckpointTypeError, CheckpointValueError
 from mambackpt.geometry import CacheGeometry, checked_int
 
@@ -101,7 +101,7 @@ class Settings:
     max_running: int = 256
     pool_blocks: int | None = None
     recurrence: bool = False
-    rules: str | Rules = "vllm-0.33"
+    variant: str | Variant = "vllm-0.33"
 
     def __post_init__(self) -> None:
         checked_int("budget", self.budget)
@@ -111,7 +111,7 @@ class Settings:
         checked_int("speculative_tokens", self.speculative_tokens, least=0)
         if self.pool_blocks is not None:
             checked_int("pool_blocks", self.pool_blocks, unit="blocks")
-        find_rules(self.rules)
+        find_variant(self.variant)
         block = self.scheduler_block  # refuses sizes that contradict each other
         for offered in self.budgets:
             if checked_int("budgets", offered, least=0) > self.budget:
@@ -162,5 +162,5 @@ class Settings:
             min(limit, self.long_prefill_threshold or limit),
             internal_checkpoints=self.internal_checkpoints,
             shared_prefix_checkpoint=self.shared_prefix_checkpoint,
-            rules=find_rules(self.rules),
+            variant=find_variant(self.variant),
         )

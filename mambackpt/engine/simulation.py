@@ -65,7 +65,7 @@ class TableRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class Snapshot:
     """One step as a picture: its events, the rows of the requests in it, and the cached blocks.
 
     ``cached`` holds the findable blocks of the recurrent groups that no row shows, oldest first.
@@ -92,17 +92,17 @@ class Run:
     violations: list[Violation]
     outputs: dict[str, list[int]]
 
-    def frames(self) -> Iterator[Frame]:
-        """Run the same requests again and yield a `Frame` after each step.
+    def snapshots(self) -> Iterator[Snapshot]:
+        """Run the same requests again and yield a `Snapshot` after each step.
 
         >>> run = simulate([Request("A", range(100))], Settings(retention=0))
-        >>> [row] = next(run.frames()).rows
+        >>> [row] = next(run.snapshots()).rows
         >>> [(cell.column, cell.role, cell.held, cell.keyed) for cell in row.cells]
         [(0, 'checkpoint', 96, (96,)), (1, 'running', 100, ())]
         """
         simulation = Simulation(self.requests, self.settings)
         for events in simulation:
-            yield simulation.frame(events)
+            yield simulation.snapshot(events)
 
 
 class Simulation:
@@ -379,7 +379,7 @@ class Simulation:
 
     # -- pictures
 
-    def frame(self, events: tuple[Event, ...]) -> Frame:
+    def snapshot(self, events: tuple[Event, ...]) -> Snapshot:
         """Return the state after the step that caused these events, as a picture."""
         copies = {e.block for e in events if isinstance(e, Allocated) and e.role == "copy"}
         lives = dict.fromkeys([*self.running, *(live for live, _ in self.scheduled)])
@@ -410,7 +410,7 @@ class Simulation:
             for block, claim in group.index
             if block not in shown
         ]
-        return Frame(self.log.step, events, tuple(rows), tuple(cached))
+        return Snapshot(self.log.step, events, tuple(rows), tuple(cached))
 
 
 def _role(block: Block, column: int, running: int, reserved: Block | None, copies: set[int]) -> str:

@@ -5,7 +5,7 @@ M Mamba block, H hash unit, U cache-hit alignment, A checkpoint alignment: all i
 
 from dataclasses import dataclass, field
 
-from mambackpt.engine.variants import Query, Rules, find_rules
+from mambackpt.engine.variants import Query, Variant, find_variant
 from mambackpt.errors import CheckpointValueError
 from mambackpt.geometry import CacheGeometry, checked_int
 
@@ -22,7 +22,7 @@ class Splitter:
     step_limit: int
     internal_checkpoints: bool = False
     shared_prefix_checkpoint: bool = False
-    rules: Rules = field(default_factory=lambda: find_rules("vllm-0.33"))
+    variant: Variant = field(default_factory=lambda: find_variant("vllm-0.33"))
 
     def query(self, start: int, end: int, prefill_end: int, num_tokens: int) -> Query:
         """Return the query [start, end) with the position of a checkpoint for ``num_tokens``."""
@@ -31,7 +31,7 @@ class Splitter:
             start,
             end,
             prefill_end,
-            self.rules.position(num_tokens, g.U, g.drop_eagle_block, g.num_hash_lookahead_tokens),
+            self.variant.position(num_tokens, g.U, g.drop_eagle_block, g.num_hash_lookahead_tokens),
             g.H,
             g.M,
             g.A if self.internal_checkpoints else None,
@@ -48,21 +48,21 @@ class Splitter:
         """
         g, M = self.geometry, self.geometry.M
         drop, lookahead = g.drop_eagle_block, g.num_hash_lookahead_tokens
-        position = self.rules.position
+        position = self.variant.position
         prefill_end = max(prompt, num_tokens - 1)
         end = start + offered
         if start >= prefill_end:
             return end
         # The checkpoint decides with the prefill's end; allocator and worker with the chunk's end.
         query = self.query(start, end, prefill_end, prefill_end)
-        internal = self.rules.runs_through(query)
+        internal = self.variant.runs_through(query)
         last_boundary = 0 if internal else position(num_tokens, M, drop, lookahead)
         if end < prefill_end and not internal:
             boundary = end // M * M
             if boundary > start or self.step_limit >= M:
                 end = boundary
         stops = [last_boundary]
-        if self.rules.stops_at_boundary(query, internal):
+        if self.variant.stops_at_boundary(query, internal):
             stops.append((start // M + 1) * M)
         if g.U < M and not internal:
             tail = position(prompt, g.H, drop, lookahead)
@@ -70,7 +70,7 @@ class Splitter:
                 stops.append(tail)
         if start < junction < end:
             on_it = self.shared_prefix_checkpoint and junction <= prompt
-            stops.append(junction if on_it else self.rules.junction_stop(start, junction, M))
+            stops.append(junction if on_it else self.variant.junction_stop(start, junction, M))
         return max(start, min([stop for stop in stops if start < stop < end], default=end))
 
 

@@ -1,7 +1,7 @@
 """Scheduler rules as data: the released ones by version, and the fixes, by name.
 
-A variant is one function, decorated with `variant`, that returns a `Rules`: usually a released one
-with a field replaced.
+A variant is one function, decorated with `named_variant`, that returns a `Variant`: usually a
+released one with a field replaced.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mambackpt.errors import CheckpointValueError
 from mambackpt.planner import (
-    POSITION_RULES,
+    POSITION_FORMULAS,
     get_mamba_prefill_checkpoint_position,
     is_mamba_prefill_checkpoint_valid,
 )
@@ -71,7 +71,7 @@ def _keys_every_block(column: int, query: Query) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Variant:
     """The decisions in which released engines and proposed fixes differ.
 
     ``position(num_tokens, unit, drop, lookahead)``: where a prefix can be resumed.
@@ -91,65 +91,67 @@ class Rules:
     keys_block: Callable[[int, Query], bool] = _keys_every_block
 
 
-VARIANTS: dict[str, Callable[[], Rules]] = {}
+VARIANTS: dict[str, Callable[[], Variant]] = {}
 
 
-def variant(make: Callable[[], Rules]) -> Callable[[], Rules]:
-    """Register a function that returns a `Rules` under that `Rules`' name."""
+def named_variant(make: Callable[[], Variant]) -> Callable[[], Variant]:
+    """Register a function that returns a `Variant` under that variant's name."""
     VARIANTS[make().name] = make
     return make
 
 
-def find_rules(rules: str | Rules) -> Rules:
-    """Return the `Rules` of this name; a `Rules` passes through.
+def find_variant(variant: str | Variant) -> Variant:
+    """Return the `Variant` of this name; a `Variant` passes through.
 
-    >>> find_rules("vllm-0.33").name
+    >>> find_variant("vllm-0.33").name
     'vllm-0.33'
 
     Raises CheckpointValueError for a name that no variant carries.
     """
-    if isinstance(rules, Rules):
-        return rules
-    if rules not in VARIANTS:
+    if isinstance(variant, Variant):
+        return variant
+    if variant not in VARIANTS:
         raise CheckpointValueError(
-            f"rules is {rules!r}; expected one of {', '.join(VARIANTS)}. Try 'vllm-0.33'."
+            f"variant is {variant!r}; expected one of {', '.join(VARIANTS)}. Try 'vllm-0.33'."
         )
-    return VARIANTS[rules]()
+    return VARIANTS[variant]()
 
 
-@variant
-def vllm_0_33() -> Rules:
+@named_variant
+def vllm_0_33() -> Variant:
     """The rules as released in vllm 0.33.0."""
-    return Rules("vllm-0.33")
+    return Variant("vllm-0.33")
 
 
-@variant
-def vllm_0_29() -> Rules:
+@named_variant
+def vllm_0_29() -> Variant:
     """vllm 0.29: every block-aligned chunk runs through, unless a block is dropped."""
 
     def runs_through(query: Query) -> bool:
         exports = query.alignment is not None
         return exports and not (query.drop_eagle_block or query.starts_inside_block)
 
-    return Rules("vllm-0.29", position=POSITION_RULES["before-0.32"], runs_through=runs_through)
+    return Variant(
+        "vllm-0.29", position=POSITION_FORMULAS["before-0.32"], runs_through=runs_through
+    )
 
 
-def _fix(name: str) -> Rules:
+def _fix(name: str) -> Variant:
     # Every fix also floors the junction on the absolute grid: a floor relative to a start inside
     # a block stops off the grid again.
     return replace(vllm_0_33(), name=name, junction_stop=_floor_on_grid)
 
 
-@variant
-def keep_the_stop() -> Rules:
+@named_variant
+def keep_the_stop() -> Variant:
     """Keep the stop at the next boundary for every query that starts inside a block."""
     return replace(
         _fix("keep-the-stop"), stops_at_boundary=lambda query, internal: query.starts_inside_block
     )
 
 
-@variant
-def refuse_inside_block() -> Rules:
+@named_variant
+def refuse_inside_block() -> Variant:
     """Refuse the internal path, in all three parties, to a query that starts inside a block."""
     return replace(
         _fix("refuse-inside-block"),
@@ -158,8 +160,8 @@ def refuse_inside_block() -> Rules:
     )
 
 
-@variant
-def never_key_the_left_block() -> Rules:
+@named_variant
+def never_key_the_left_block() -> Variant:
     """Never key, as a full block, the block that a query started inside and ran past the end of."""
 
     def keys_block(column: int, query: Query) -> bool:

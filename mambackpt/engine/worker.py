@@ -11,7 +11,7 @@ from mambackpt.engine.groups import Live, Log, RecurrentGroup, checkpoint_column
 from mambackpt.engine.lockstep import Lockstep
 from mambackpt.engine.recurrence import PRIME, Recurrence, State
 from mambackpt.engine.settings import Settings
-from mambackpt.engine.variants import Query, find_rules
+from mambackpt.engine.variants import Query, find_variant
 
 
 class Worker:
@@ -20,7 +20,7 @@ class Worker:
     def __init__(
         self, settings: Settings, groups: Sequence[RecurrentGroup], log: Log, lockstep: Lockstep
     ) -> None:
-        self.rules = find_rules(settings.rules)
+        self.variant = find_variant(settings.variant)
         self.groups = groups
         self.layers = [Recurrence(group.number) for group in groups if settings.recurrence]
         self.log = log
@@ -76,7 +76,7 @@ class Worker:
         start, end, B = query.start, query.end, query.mamba_block_size
         known = min(end, len(live.tokens))
         live.running = -(-end // B) - 1
-        inside = end - start > query.hash_block_size and self.rules.writes_inside(query)
+        inside = end - start > query.hash_block_size and self.variant.writes_inside(query)
         for n, group in enumerate(self.groups):
             at = start
             if inside:

@@ -147,8 +147,8 @@ def test_the_key_of_a_checkpoint_is_its_position_and_not_its_column(retention):
     """Position 1600 in column 1 is keyed 1600, never 3200 (P05, vllm PR #53614)."""
     sizes = whole(1600, drop_eagle_block=True, retention=retention)
     run = alone(Request("A", tokens(3602)), **sizes)
-    [frame] = run.frames()
-    cells = {cell.column: cell for cell in frame.rows[0].cells}
+    [snapshot] = run.snapshots()
+    cells = {cell.column: cell for cell in snapshot.rows[0].cells}
     assert (cells[1].role, cells[1].held, cells[1].keyed) == ("checkpoint", 1600, (1600,))
     assert 3200 not in keyed(run)
     assert 0 not in cells
@@ -170,7 +170,7 @@ def test_a_resume_inside_a_block_runs_past_its_end_under_the_released_rule():
 @pytest.mark.parametrize("rules", FIXES[:2])
 def test_a_fix_of_the_stop_ends_that_chunk_at_the_block(rules):
     """The block that the state lies in ends at 1600 (P06, vllm PR #51113)."""
-    run = resumed_at_368(rules=rules)
+    run = resumed_at_368(variant=rules)
     assert (hits(run), ends(run, "second")) == ({"second": 368}, [1600, 3602])
     assert run.violations == []
 
@@ -178,8 +178,8 @@ def test_a_fix_of_the_stop_ends_that_chunk_at_the_block(rules):
 def test_a_dense_chunk_keeps_one_checkpoint_and_nothing_between():
     """4096 tokens in blocks of 256: 3840 and the end, no other state (P10, b12x issue #340)."""
     run = alone(Request("A", tokens(4096)), **whole(256, retention=None))
-    [frame] = run.frames()
-    cells = {cell.column: cell.held for cell in frame.rows[0].cells}
+    [snapshot] = run.snapshots()
+    cells = {cell.column: cell.held for cell in snapshot.rows[0].cells}
     assert cells == {14: 3840, 15: 4096}
     assert keyed(run) == [3840, 4096]
 

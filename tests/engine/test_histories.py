@@ -12,7 +12,7 @@ FIXES = ["keep-the-stop", "refuse-inside-block", "never-key-the-left-block"]
 
 
 @st.composite
-def engines(draw, rules=tuple(FIXES)):
+def engines(draw, variants=tuple(FIXES)):
     block, unit = draw(st.sampled_from([(8, 2), (16, 4), (16, 16), (12, 4), (32, 8), (6, 1)]))
     budget = draw(st.one_of(st.just(12 * block), st.integers(block // 2, 6 * block)))
     retention = draw(st.sampled_from([None, 0, 0, block, 3 * block]))
@@ -35,7 +35,7 @@ def engines(draw, rules=tuple(FIXES)):
         long_prefill_threshold=draw(st.sampled_from([0, 0, 0, block // 2, 2 * block])),
         max_running=draw(st.integers(1, 4)),
         pool_blocks=draw(st.sampled_from([None, 24, 40, 80])),
-        rules=draw(st.sampled_from(rules)),
+        variant=draw(st.sampled_from(variants)),
     )
 
 
@@ -107,7 +107,7 @@ def test_no_promise_breaks_under_the_fixed_rules(data):
 @given(st.data())
 def test_the_released_rule_breaks_only_with_checkpoints_and_hits_inside_a_block(data):
     """What the incremental check counts is also what an audit of every keyed block finds."""
-    engine = data.draw(engines(rules=("vllm-0.33",)))
+    engine = data.draw(engines(variants=("vllm-0.33",)))
     requests = data.draw(histories(engine.mamba_block_size))
     simulation, differing = run_to_end(requests, engine)
     inside = engine.mamba_block_size > engine.geometry.U and engine.internal_checkpoints

@@ -7,14 +7,14 @@ import pytest
 
 from mambackpt.engine import Request, Settings, Simulation, groups, simulate, simulation, worker
 from mambackpt.engine.chats import branching_chats
-from mambackpt.engine.cli import main
+from mambackpt.engine.command import main
 from mambackpt.engine.report import (
     check_lockstep,
-    compare_rules,
+    compare_variants,
     describe_history,
     shrink_history,
 )
-from mambackpt.engine.variants import VARIANTS, find_rules, variant
+from mambackpt.engine.variants import VARIANTS, find_variant, named_variant
 from mambackpt.errors import CheckpointValueError
 
 FIXES = ["keep-the-stop", "refuse-inside-block", "never-key-the-left-block"]
@@ -67,7 +67,7 @@ def test_the_released_rule_restores_wrong_states_and_only_with_checkpoints_insid
 @pytest.mark.parametrize("drop", [False, True])
 def test_each_fix_restores_only_right_states_and_has_a_small_price(chats, retention, drop):
     settings = Settings(retention=retention, drop_eagle_block=drop, **CHATS)
-    reports = compare_rules(chats, settings, ["vllm-0.33", "vllm-0.29", *FIXES])
+    reports = compare_variants(chats, settings, ["vllm-0.33", "vllm-0.29", *FIXES])
     released = reports.pop("vllm-0.33").counts
     for name, report in reports.items():
         assert report.violations == (), name
@@ -96,7 +96,7 @@ def test_what_the_check_counts_is_what_an_audit_of_every_block_finds(chats):
 
 # -- each rule, broken
 
-RIGHT = {"rules": "keep-the-stop", "max_running": 1}
+RIGHT = {"variant": "keep-the-stop", "max_running": 1}
 
 
 def producer_and_consumer():
@@ -120,7 +120,7 @@ def test_running_in_a_published_block_is_noticed(monkeypatch):
 def test_a_key_that_precedes_its_state_is_noticed(monkeypatch):
     """A lookup finds what this very step writes."""
     requests = [Request("first", tokens(200)), Request("second", tokens(210))]
-    settings = {"rules": "keep-the-stop"}
+    settings = {"variant": "keep-the-stop"}
     assert kinds(requests, **settings) == set()
 
     def find_too_early(group, key):
@@ -137,7 +137,7 @@ def test_a_key_of_an_aborted_step_is_noticed(monkeypatch):
         Request("first", tokens(200), abort_at=1),
         Request("second", tokens(210), arrival=2),
     ]
-    settings = {"rules": "keep-the-stop"}
+    settings = {"variant": "keep-the-stop"}
     assert kinds(requests, **settings) == set()
     monkeypatch.setattr(groups.RecurrentGroup, "withdraw", lambda *_: None)
     monkeypatch.setattr(groups.AttentionGroup, "withdraw", lambda *_: None)
@@ -187,8 +187,8 @@ def test_a_worker_that_skips_a_reserved_checkpoint_is_noticed():
     """The worker believes that its kernel cannot write there."""
     requests = [Request("first", tokens(200))]
     engine = Simulation(requests, Settings(**RIGHT))
-    released = find_rules("keep-the-stop")
-    engine.worker.rules = replace(released, writes_inside=lambda query: False)
+    released = find_variant("keep-the-stop")
+    engine.worker.variant = replace(released, writes_inside=lambda query: False)
     list(engine)
     assert {found.kind for found in engine.violations} == {"reserved, not written", "mislabelled"}
 
@@ -237,20 +237,20 @@ def test_a_history_without_violations_is_not_shrunk():
 def test_a_variant_is_one_function():
     try:
 
-        @variant
+        @named_variant
         def careless():
             return replace(
-                find_rules("vllm-0.33"),
+                find_variant("vllm-0.33"),
                 name="careless",
                 stops_at_boundary=lambda query, inside: False,
             )
 
         requests = [Request("A", tokens(200), 1)]
-        assert simulate(requests, Settings(rules="careless")).violations == []
+        assert simulate(requests, Settings(variant="careless")).violations == []
     finally:
         VARIANTS.pop("careless", None)
     with pytest.raises(CheckpointValueError, match="careless"):
-        Settings(rules="careless")
+        Settings(variant="careless")
 
 
 # -- the command
@@ -260,7 +260,7 @@ def test_the_command_fails_for_the_released_rule_and_names_the_smallest_history(
     assert main(["--seeds", "3", "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)
     assert printed["counts"]["wrong_restores"] > 0
-    assert printed["settings"]["rules"] == "vllm-0.33"
+    assert printed["settings"]["variant"] == "vllm-0.33"
     history = [Request(r["name"], r["prompt"], r["output"]) for r in printed["smallest"]]
     again = kinds(history, **CHATS)
     assert again == {violation["kind"] for violation in printed["violations"]}
@@ -275,9 +275,9 @@ def test_the_command_fails_for_the_released_rule_and_names_the_smallest_history(
     [
         ["--no-checkpoints"],
         ["--hash", "64"],
-        ["--retention", "none", "--rules", "keep-the-stop"],
-        ["--retention", "128", "--rules", "refuse-inside-block", "--groups", "2"],
-        ["--rules", "never-key-the-left-block", "--drop", "--alignment", "1"],
+        ["--retention", "none", "--variant", "keep-the-stop"],
+        ["--retention", "128", "--variant", "refuse-inside-block", "--groups", "2"],
+        ["--variant", "never-key-the-left-block", "--drop", "--alignment", "1"],
     ],
 )
 def test_the_command_succeeds_without_the_cause(options, capsys):

@@ -26,8 +26,8 @@ def tokens(length, salt=0):
 def tables(run, group=1):
     """The row of the only request after each step, '-' for null: columns as block numbers."""
     shown = []
-    for frame in run.frames():
-        for row in frame.rows:
+    for snapshot in run.snapshots():
+        for row in snapshot.rows:
             if row.group == group:
                 cells = {cell.column: cell for cell in row.cells}
                 shown.append(
@@ -185,9 +185,9 @@ def test_the_smallest_case_stops_at_the_junction_of_the_second_request():
     [
         {"internal_checkpoints": False},
         {"hash_block_size": 64},
-        {"rules": "keep-the-stop"},
-        {"rules": "refuse-inside-block"},
-        {"rules": "never-key-the-left-block"},
+        {"variant": "keep-the-stop"},
+        {"variant": "refuse-inside-block"},
+        {"variant": "never-key-the-left-block"},
     ],
 )
 def test_the_smallest_case_is_right_without_its_cause(right):
@@ -204,7 +204,7 @@ def test_a_wrong_restore_changes_the_output_and_a_right_one_does_not():
     }
     released = simulate(smallest_case(), Settings(max_running=1, recurrence=True))
     fixed = simulate(
-        smallest_case(), Settings(max_running=1, recurrence=True, rules="keep-the-stop")
+        smallest_case(), Settings(max_running=1, recurrence=True, variant="keep-the-stop")
     )
     assert fixed.outputs == alone
     assert {name for name in alone if released.outputs[name] != alone[name]} == {"third"}
@@ -319,10 +319,10 @@ def test_runs_are_reproducible_and_streaming_gives_the_same_events():
 
 def test_frames_show_rows_roles_and_what_is_held_and_claimed():
     run = simulate(smallest_case(), Settings(max_running=1))
-    frames = list(run.frames())
-    assert len(frames) == run.counts.steps
-    assert [event for frame in frames for event in frame.events] == run.events
-    [row] = next(f for f in frames if f.rows and f.rows[0].request == "second").rows
+    snapshots = list(run.snapshots())
+    assert len(snapshots) == run.counts.steps
+    assert [event for snapshot in snapshots for event in snapshot.events] == run.events
+    [row] = next(f for f in snapshots if f.rows and f.rows[0].request == "second").rows
     cells = {cell.column: cell for cell in row.cells}
     assert (row.computed, row.width, row.running) == (400, 7, 6)
     assert set(cells) == {1, 5, 6}
@@ -339,7 +339,7 @@ def test_frames_show_rows_roles_and_what_is_held_and_claimed():
         True,
     )
     assert cells[6].role == "running"
-    [kept] = next(f for f in frames if f.rows and f.rows[0].request == "second").cached
+    [kept] = next(f for f in snapshots if f.rows and f.rows[0].request == "second").cached
     assert (kept.role, kept.held, kept.keyed, kept.right) == ("cached", 96, (96,), True)
 
 
@@ -360,7 +360,7 @@ def test_frames_show_rows_roles_and_what_is_held_and_claimed():
         {"recurrent_groups": 0},
         {"max_running": 0},
         {"pool_blocks": 0},
-        {"rules": "vllm-9"},
+        {"variant": "vllm-9"},
         {"num_hash_lookahead_tokens": -1},
         {"cache_hit_alignment_tokens": 24},
     ],

@@ -33,7 +33,7 @@ def variants() -> dict[str, list[int]]:
     import torch
     import triton
 
-    from mambackpt.aot import Compilation, LayerShape, OfflineDriver, inputs_of
+    from mambackpt.bench.compiled import Compilation, LayerShape, OfflineDriver, inputs_of
     from mambackpt.kernels.flat_store import plan_flat_store
     from mambackpt.kernels.store_checkpoints import plan_store
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mambackpt import aot
-from mambackpt.aot import DTYPES, LAYERS, TARGETS, Compilation, LayerShape, compile_ahead
+from mambackpt.bench import compiled as ahead
+from mambackpt.bench.compiled import DTYPES, LAYERS, TARGETS, Compilation, LayerShape, compile_ahead
 from mambackpt.errors import CheckpointValueError
 
 KIMI = LAYERS["kimi-k3"]
@@ -23,10 +23,10 @@ BY_TARGET = pytest.mark.parametrize("target", TARGETS)
 def compiled():
     """Every kernel that these tests look at, by its request."""
     requests = [
-        *aot.static_requests(kernels=["tiled"]),
-        *aot.static_requests(targets=["sm_90"], kernels=["plain"], dtypes=DTYPES[:2]),
+        *ahead.static_requests(kernels=["tiled"]),
+        *ahead.static_requests(targets=["sm_90"], kernels=["plain"], dtypes=DTYPES[:2]),
         *(Compilation(KIMI, "plain", target) for target in TARGETS if target != "sm_90"),
-        *aot.static_requests(
+        *ahead.static_requests(
             layers=[layer for name, layer in LAYERS.items() if name != "kimi-k3"],
             targets=["sm_90", "gfx942"],
             kernels=["tiled"],
@@ -45,7 +45,7 @@ def compiled():
 def child(root: Path):
     """What a process without the interpreter answers."""
     script = root / "tests" / "kernels" / "compiled_child.py"
-    return json.loads(aot.run_without_interpreter(str(script)))
+    return json.loads(ahead.run_without_interpreter(str(script)))
 
 
 def tiled(compiled, **fields):
@@ -222,4 +222,4 @@ def test_a_child_that_fails_shows_why(tmp_path):
     script = tmp_path / "failing.py"
     script.write_text("raise SystemExit('no compiler here')")
     with pytest.raises(CheckpointValueError, match="no compiler here"):
-        aot.run_without_interpreter(str(script))
+        ahead.run_without_interpreter(str(script))

@@ -60,7 +60,7 @@ def test_what_the_child_compares_holds_in_the_interpreter():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_compiled_kernels_store_what_the_reference_stores_and_round_to_nearest():
-    from mambackpt.aot import run_without_interpreter
+    from mambackpt.bench.compiled import run_without_interpreter
 
     assert run_without_interpreter(__file__).split() == ["600", "True"]
 

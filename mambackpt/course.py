@@ -1,0 +1,188 @@
+"""Checkers of the course's exercises: answers, functions, and a reader's own scheduler rules."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from mambackpt.engine import (
+    Query,
+    Request,
+    Settings,
+    Simulation,
+    Variant,
+    check_lockstep,
+    find_variant,
+)
+from mambackpt.errors import CheckpointValueError
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Verdict:
+    """What a checker says; ``right`` is None before there is an answer."""
+
+    right: bool | None
+    sentence: str
+
+    def __bool__(self) -> bool:
+        return self.right is True
+
+    def __repr__(self) -> str:
+        return self.sentence
+
+
+_UNANSWERED = Verdict(None, "No answer yet. Replace the ... above, and run both cells again.")
+
+
+def check_answer(given: object, right: object, *, hint: str) -> Verdict:
+    """Return whether an exercise's answer is right; where it is not, the hint.
+
+    >>> check_answer(..., 7680, hint="Count whole blocks.")
+    No answer yet. Replace the ... above, and run both cells again.
+    >>> check_answer(8000, 7680, hint="Count whole blocks.")
+    Not yet: 8000. Count whole blocks.
+    >>> bool(check_answer(7680, 7680, hint="Count whole blocks."))
+    True
+    """
+    if given is ...:
+        return _UNANSWERED
+    if type(given) is type(right) and given == right:
+        return Verdict(True, f"Right: {right!r}.")
+    return Verdict(False, f"Not yet: {given!r}. {hint}")
+
+
+def check_function(
+    mine: Callable[..., Any], truth: Callable[..., Any], cases: Sequence[tuple[Any, ...]]
+) -> Verdict:
+    """Return whether a function answers every case as the truth does; else the first that differs.
+
+    >>> check_function(lambda n: n // 2, lambda n: -(-n // 2), [(2,), (3,)])
+    Not yet: for (3,) yours gives 1, the rule 2.
+    >>> check_function(lambda n: (n + 1) // 2, lambda n: -(-n // 2), [(2,), (3,)])
+    Right: the same in all 2 cases.
+
+    Raises CheckpointValueError without cases: that check could not fail.
+    """
+    if not cases:
+        raise CheckpointValueError("cases is empty; expected at least one. Try [(8000, 1536)].")
+    for case in cases:
+        given, right = mine(*case), truth(*case)
+        if given is ...:
+            return _UNANSWERED
+        if given != right:
+            return Verdict(False, f"Not yet: for {case} yours gives {given!r}, the rule {right!r}.")
+    return Verdict(True, f"Right: the same in all {len(cases)} cases.")
+
+
+LEAST_REUSE = 0.98  # of the released rules' reused tokens: a fix that keys nothing is none
+
+
+class Prefix(NamedTuple):
+    """A token history: its length, and a number that only the same tokens have."""
+
+    tokens: int
+    history: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedBlock:
+    """One block after one step: the prefixes that its keys promise, and the one that it holds.
+
+    ``holds`` is None where nothing was ever written.
+    """
+
+    block: int
+    promises: tuple[Prefix, ...]
+    holds: Prefix | None
+
+
+def keeps_promises(block: KeyedBlock) -> bool:
+    """Return whether a block holds what each of its keys promises.
+
+    >>> keeps_promises(KeyedBlock(1, (Prefix(128, 7),), Prefix(128, 7)))
+    True
+    >>> keeps_promises(KeyedBlock(1, (Prefix(128, 7),), Prefix(96, 5)))
+    False
+    """
+    return all(promised == block.holds for promised in block.promises)
+
+
+def keyed_blocks(requests: Iterable[Request], settings: Settings) -> list[KeyedBlock]:
+    """Run the requests and return every keyed block, each time that its keys or content change.
+
+    >>> [block] = keyed_blocks([Request("A", range(100))], Settings())
+    >>> block.promises[0], block.holds
+    (Prefix(tokens=96, history=0), Prefix(tokens=96, history=0))
+
+    Recurrent groups only. Histories are numbered as they are met, so they compare within one list.
+    """
+    numbers: dict[int, int] = {}
+
+    def prefix(tokens: int, digest: int) -> Prefix:
+        return Prefix(tokens, numbers.setdefault(digest, len(numbers)))
+
+    simulation = Simulation(requests, settings)
+    seen: dict[KeyedBlock, None] = {}
+    for _ in simulation:
+        blocks = dict.fromkeys(block for group in simulation.recurrent for block, _ in group.index)
+        for block in blocks:
+            promises = tuple(prefix(*claim) for claim in sorted(block.claims.values()))
+            held = block.content
+            holds = None if held is None else prefix(held.tokens, held.digest)
+            seen[KeyedBlock(block.id, promises, holds)] = None
+    return list(seen)
+
+
+def invariant_cases(requests: Iterable[Request], settings: Settings) -> list[tuple[KeyedBlock]]:
+    """Return the blocks of a run, and those that a run need not lead to, as a check's arguments.
+
+    >>> [len(case) for case in invariant_cases([Request("A", range(100))], Settings())]
+    [1, 1, 1, 1, 1]
+
+    The last four: never written; other tokens of the same length; two keys of which the second, or
+    the first, is wrong.
+    """
+    right, other, shorter = Prefix(128, -1), Prefix(128, -2), Prefix(96, -3)
+    made = [
+        KeyedBlock(901, (right,), None),
+        KeyedBlock(902, (right,), other),
+        KeyedBlock(903, (shorter, right), shorter),
+        KeyedBlock(904, (shorter, right), right),
+    ]
+    return [(block,) for block in (*keyed_blocks(requests, settings), *made)]
+
+
+def judge_variant(
+    variant: Variant, histories: Sequence[Sequence[Request]], settings: Iterable[Settings]
+) -> tuple[bool | None, str]:
+    """Return whether rules break no promise and still reuse what can be reused, and a sentence.
+
+    >>> from mambackpt.engine import branching_chats
+    >>> settings = Settings(max_running=1, budget=300)
+    >>> print(judge_variant(find_variant("keep-the-stop"), [branching_chats(2)], [settings])[1])
+    Right: no promise is broken, and 100.0 % of the released reuse is left.
+
+    Not right are rules that break a promise in any of the settings, or that reuse fewer than 98 %
+    of the tokens that the released ones do. None where ``variant.keys_block`` has no answer yet.
+    """
+    if variant.keys_block(0, Query(0, 65, 65, 64, 16, 64, 16, False)) is ...:  # type: ignore[comparison-overlap]
+        return None, "No answer yet. Replace the ... above, and run both cells again."
+    least = 1.0
+    for chosen in settings:
+        retention = "dense retention" if chosen.retention is None else f"R = {chosen.retention}"
+        mine, released = (
+            check_lockstep(histories, replace(chosen, variant=v), shrink=False)
+            for v in (variant, find_variant("vllm-0.33"))
+        )
+        if mine.violations:
+            first = mine.violations[0]
+            return False, f"Not yet: under {retention}, {len(mine.violations)} violations. {first}."
+        left = mine.counts.reused_tokens / max(1, released.counts.reused_tokens)
+        if left < LEAST_REUSE:
+            return False, (
+                f"Not yet: no promise is broken, but under {retention} only {100 * left:.1f} % of "
+                "the released reuse is left. Which right keys are lost? A decode step starts "
+                "inside a block, too."
+            )
+        least = min(least, left)
+    share = f"{100 * least:.1f} % of the released reuse is left"
+    return True, f"Right: no promise is broken, and {share}."

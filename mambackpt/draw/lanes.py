@@ -1,0 +1,539 @@
+"""Lanes: what happens to a sequence, its blocks and their keys, on an Axes of yours.
+
+A `Lane` says what is to be seen, as plain data; `Lanes` draws any number of them with a handful of
+artists that a redraw reuses. L, q, M, H as in the planner; c a column.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from mambackpt.draw.sheet import (
+    CHECKPOINT,
+    CHUNKS,
+    ERROR,
+    FAINT_INK,
+    GREY,
+    HIT,
+    INK,
+    PALE,
+    STATE,
+    Colour,
+    em_wide,
+    text_width,
+    tint,
+    wrap,
+)
+from mambackpt.geometry import CacheGeometry
+from mambackpt.planner import Reason, explain
+
+Role: TypeAlias = Literal["null", "previous", "running", "checkpoint", "speculative"]
+Kind: TypeAlias = Literal["state", "checkpoint", "declined", "hit", "error", "shared"]
+_Dash: TypeAlias = Literal["-", ":"]
+# Each kind of mark has a shape of its own; hollow means that nothing was stored there.
+_MARKERS: dict[str, tuple[str, str, bool]] = {
+    "state": ("o", STATE, True),
+    "checkpoint": ("D", CHECKPOINT, True),
+    "declined": ("D", INK, False),
+    "hit": (">", HIT, True),
+    "error": ("X", ERROR, True),
+    "shared": ("|", INK, True),
+}
+_EDGES = {
+    "null": "#c4c4ca",
+    "previous": STATE,
+    "running": STATE,
+    "checkpoint": CHECKPOINT,
+    "speculative": GREY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One place of a block-table row: what it is for, what it holds, and what its key promises.
+
+    ``held`` is the position whose state the block contains (None: nothing yet), ``key`` the
+    position that a lookup finds it under, ``block`` its number in the pool. A column that is not
+    ``right`` holds another state than its place or key promises, and is drawn as an error.
+    """
+
+    role: Role = "null"
+    held: int | None = None
+    key: int | None = None
+    block: int | None = None
+    right: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A position worth pointing at; with a ``column``, a line leads from it to that column."""
+
+    position: int
+    kind: Kind
+    column: int | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One request as it is to be drawn; positions and sizes in tokens.
+
+    Tokens up to ``start`` were computed before; each of ``ends`` closes a prefill chunk; tokens up
+    to ``total`` are still to come. The row has ``columns`` of ``block`` tokens. ``caption`` stands
+    below, ``note`` to the right.
+    """
+
+    label: str
+    block: int
+    start: int
+    ends: tuple[int, ...]
+    columns: tuple[Column, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    total: int = 0
+    caption: str = ""
+    note: str = ""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of the request after the last chunk."""
+        return self.ends[-1] if self.ends else self.start
+
+    @property
+    def width(self) -> int:
+        """Tokens from the lane's left edge to the end of its last column."""
+        return max(self.seq_len, self.total, len(self.columns) * self.block)
+
+
+def planned_lane(
+    seq_len: int,
+    query_len: int,
+    geometry: CacheGeometry,
+    *,
+    label: str = "",
+    formula: str = "current",
+    sentence: bool = False,
+) -> Lane:
+    """Return the lane of one query as the planner decides it.
+
+    >>> lane = planned_lane(8000, 8000, CacheGeometry(1536, 1536, 16, 1536))
+    >>> describe_columns(lane.columns)
+    'column 4: checkpoint, key 7,680    column 5: running'
+
+    A declined query says which condition it fails; with ``sentence``, so does an accepted one.
+    Sizes in tokens; raises as `explain` does.
+    """
+    [decision] = explain([seq_len], [query_len], geometry, formula=formula)
+    M, start = geometry.M, seq_len - query_len
+    columns = [Column()] * -(-seq_len // M)
+    if start:
+        columns[(start - 1) // M] = Column("previous", held=start)
+    if columns:
+        columns[-1] = Column("running", held=seq_len)
+    accepted = decision.reason is Reason.ACCEPTED
+    if accepted:
+        columns[decision.column] = Column("checkpoint", decision.position, decision.position)
+    mark = Mark(
+        decision.position,
+        "checkpoint" if accepted else "declined",
+        decision.column if accepted else None,
+    )
+    return Lane(
+        label,
+        M,
+        start,
+        (seq_len,),
+        tuple(columns),
+        (mark,),
+        caption=decision.sentence if sentence or not accepted else "",
+    )
+
+
+def scheduled_lane(
+    ends: Sequence[int],
+    geometry: CacheGeometry,
+    *,
+    start: int = 0,
+    internal_checkpoints: bool = False,
+    label: str = "",
+) -> Lane:
+    """Return the lane of one prefill in chunks: where each ends, and which states remain.
+
+    >>> geometry = CacheGeometry(1536, 1536, 16, 1536)
+    >>> scheduled_lane([7680, 8000], geometry).note
+    '2 forwards\\n7,680 + 320'
+    >>> describe_columns(scheduled_lane([8000], geometry, internal_checkpoints=True).columns)
+    'column 4: checkpoint, key 7,680    column 5: running'
+
+    A state remains where a chunk ends on the hash grid, and, with ``internal_checkpoints``, where
+    the planner puts one inside the last chunk. A state that lies in the column of a later one is
+    overwritten. Sizes in tokens.
+    """
+    columns = [Column()] * -(-ends[-1] // geometry.M)
+    marks = []
+    for end in ends:
+        key = end if end % geometry.H == 0 and end < ends[-1] else None
+        column = (end - 1) // geometry.M
+        columns[column] = Column("running" if end == ends[-1] else "previous", end, key)
+        if key:
+            marks.append(Mark(end, "state", column))
+    last_start = ends[-2] if len(ends) > 1 else start
+    if internal_checkpoints:
+        [decision] = explain([ends[-1]], [ends[-1] - last_start], geometry)
+        if decision.reason is Reason.ACCEPTED:
+            at = decision.position
+            columns[decision.column] = Column("checkpoint", at, at)
+            marks.append(Mark(at, "checkpoint", decision.column))
+    marks = [mark for mark in marks if columns[mark.column or 0].key == mark.position]
+    sizes = [end - begin for begin, end in zip((start, *ends[:-1]), ends, strict=True)]
+    count = f"{len(ends)} forward{'s' * (len(ends) > 1)}"
+    return Lane(
+        label,
+        geometry.M,
+        start,
+        tuple(ends),
+        tuple(columns),
+        tuple(marks),
+        note=f"{count}\n{' + '.join(f'{size:,}' for size in sizes)}",
+    )
+
+
+def describe_columns(columns: Sequence[Column]) -> str:
+    """Return what the non-null columns are for, in words.
+
+    >>> describe_columns([Column(), Column("checkpoint", 32, 32), Column("running", 40)])
+    'column 1: checkpoint, key 32    column 2: running'
+    """
+    parts = []
+    for number, column in enumerate(columns):
+        if column.role == "null":
+            continue
+        words: str = column.role
+        if column.key is not None:
+            words += f", key {column.key:,}"
+        if not column.right:
+            words += f" (holds {column.held or 0:,} tokens)"
+        parts.append(f"column {number}: {words}")
+    return "    ".join(parts)
+
+
+class _Painter:
+    """A pool of artists on one Axes: each repaint reuses what the last one left."""
+
+    def __init__(self, ax: Axes) -> None:
+        self.ax = ax
+        self.em = float(mpl.rcParams["font.size"])
+        line = float(mpl.rcParams["lines.linewidth"])
+        self._boxes = {
+            hatch: PolyCollection([], hatch=hatch, linewidths=0.6 * line, zorder=2, clip_on=False)
+            for hatch in ("", "////", "xxxx")
+        }
+        # Text on a hatch needs a plate below it, in a collection of its own to lie above the hatch.
+        self._boxes["plate"] = PolyCollection([], linewidths=0, zorder=2.5, clip_on=False)
+        self._lines = LineCollection([], linewidths=0.8 * line, zorder=3, clip_on=False)
+        for collection in (*self._boxes.values(), self._lines):
+            ax.add_collection(collection, autolim=False)
+        size = float(mpl.rcParams["lines.markersize"])
+        self._marks: dict[str, Line2D] = {}
+        for kind, (shape, colour, filled) in _MARKERS.items():
+            [self._marks[kind]] = ax.plot(
+                [], [], shape, ms=size * (3 if shape == "|" else 1), mew=0.7 * line, mec=colour,
+                mfc=colour if filled else "white", zorder=4, clip_on=False,
+            )  # fmt: skip
+        self._texts: list[Text] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self._todo: dict[str, list[tuple[list[tuple[float, float]], Colour, Colour, _Dash]]]
+        self._todo = {hatch: [] for hatch in self._boxes}
+        self._segments: list[tuple[list[tuple[float, float]], str]] = []
+        self._points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in self._marks}
+        self._used = 0
+
+    def box(
+        self, x: float, y: float, width: float, height: float, face: Colour, edge: Colour,
+        dash: _Dash = "-", hatch: str = "",
+    ) -> None:  # fmt: skip
+        corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
+        self._todo[hatch].append((corners, face, edge, dash))
+
+    def line(self, points: list[tuple[float, float]], colour: str) -> None:
+        self._segments.append((points, colour))
+
+    def mark(self, kind: str, x: float, y: float) -> None:
+        self._points[kind].append((x, y))
+
+    def text(
+        self, x: float, y: float, words: str, ha: str = "center", *, va: str = "center",
+        colour: str = INK, weight: str = "normal",
+    ) -> None:  # fmt: skip
+        if not words:
+            return
+        if self._used == len(self._texts):
+            self._texts.append(
+                self.ax.text(0, 0, "", fontsize=self.em, parse_math=False, clip_on=False, zorder=5)
+            )
+        text = self._texts[self._used]
+        self._used += 1
+        text.set(x=x, y=y, text=words, ha=ha, va=va, color=colour, weight=weight, visible=True)
+
+    def end(self) -> None:
+        for hatch, boxes in self._boxes.items():
+            todo = self._todo[hatch]
+            boxes.set_verts([corners for corners, _, _, _ in todo])
+            boxes.set_facecolor([face for _, face, _, _ in todo])
+            boxes.set_edgecolor([edge for _, _, edge, _ in todo])
+            boxes.set_linestyle([dash for _, _, _, dash in todo] or "-")
+        self._lines.set_segments([points for points, _ in self._segments])
+        self._lines.set_color([colour for _, colour in self._segments])
+        for kind, points in self._points.items():
+            self._marks[kind].set_data([x for x, _ in points], [y for _, y in points])
+        for unused in self._texts[self._used :]:
+            unused.set_visible(False)
+
+
+class Lanes:
+    """Lanes on an Axes that can be drawn again with other lanes, in a few milliseconds.
+
+    >>> from mambackpt.draw import sheet, style
+    >>> with style():
+    ...     _, [ax] = sheet("Where it lands.", [lanes_height(1)])
+    ...     lanes = Lanes(ax)
+    >>> for tokens in (8000, 9000):
+    ...     ax = lanes.update([planned_lane(tokens, tokens, CacheGeometry(1536, 1536, 16, 1536))])
+
+    From top to bottom, a lane shows positions, the tokens (pale: computed before; grey: chunks),
+    the block-table row below the tokens that its columns stand for, keys, and the caption. Where
+    columns are too narrow for words, a line of words replaces the keys. ``notes`` is the width in
+    em that stays free on the right for the lanes' notes, ``caption_lines`` the lines that a caption
+    may take; without ``keys`` their line is left out. Make it inside `style`; `update` needs no
+    context.
+    """
+
+    def __init__(
+        self, ax: Axes, *, notes: float = 0.0, caption_lines: int = 0, keys: bool = True
+    ) -> None:
+        self.ax = ax
+        self._keys = keys
+        self._notes = notes
+        self._caption_lines = caption_lines
+        self._painter = _Painter(ax)
+        ax.spines["left"].set_visible(False)
+        ax.tick_params(axis="y", length=0, pad=0.7 * self._painter.em)
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens:,.0f}"))
+        ax.set_xlabel("tokens")
+
+    def update(self, lanes: Sequence[Lane], *, width: int | None = None) -> Axes:
+        """Draw these lanes instead of the last ones; ``width`` in tokens fixes the scale."""
+        painter, ax = self._painter, self.ax
+        whole = em_wide(ax, painter.em)
+        tokens = max([1, *(lane.width for lane in lanes)]) if width is None else width
+        self._em = tokens / (whole - self._notes)  # tokens per em
+        ax.set_xlim(0, whole * self._em)
+        rows = lanes_height(1, caption_lines=self._caption_lines, keys=self._keys)
+        words = (
+            text_width(label) * self._em <= lane.block - 0.3 * self._em
+            for lane in lanes
+            for number, column in enumerate(lane.columns)
+            for label in (_role(number, column), _promise(column))
+        )
+        self._words_fit = all(words)
+        painter.begin()
+        for number, lane in enumerate(lanes):
+            self._draw(lane, rows * number, whole - self._notes)
+        painter.end()
+        ax.set_ylim(rows * max(1, len(lanes)), 0)
+        ax.set_yticks([rows * number + 3.3 for number in range(len(lanes))])
+        ax.set_yticklabels([lane.label for lane in lanes], multialignment="right")
+        ticks = MaxNLocator(7, integer=True).tick_values(0, tokens)
+        spare = (1 - ax.get_position().x1) * whole / ax.get_position().width  # to the right, in em
+        room = ax.get_xlim()[1] + spare * self._em
+        halves = {tick: text_width(f"{tick:,.0f}") * self._em / 2 for tick in ticks}
+        ax.set_xticks([tick for tick in ticks if 0 <= tick <= min(tokens, room - halves[tick])])
+        ax.spines["bottom"].set_bounds(0, tokens)
+        ax.xaxis.label.set_x(0.5 * tokens / ax.get_xlim()[1])
+        return ax
+
+    def _draw(self, lane: Lane, top: float, room: float) -> None:
+        painter, em = self._painter, self._em
+        self._draw_tokens(lane, top + 1.4)
+        self._draw_columns(lane, top + 3.5, room)
+        self._draw_marks(lane, top)
+        below = top + (6.4 if self._keys else 5.2)
+        painter.text(0, below, wrap(lane.caption, room), "left", va="top")
+        if lane.note:
+            right = (room + 1) * em
+            painter.text(right, top + 3.3, wrap(lane.note, self._notes - 1), "left")
+
+    def _draw_tokens(self, lane: Lane, top: float) -> None:
+        painter, em, begin = self._painter, self._em, 0
+        if lane.total > lane.seq_len:
+            painter.box(lane.seq_len, top, lane.total - lane.seq_len, 1.3, "white", PALE)
+        for number, end in enumerate((lane.start, *lane.ends)):
+            if end == begin:
+                continue
+            computed = end == lane.start
+            face = PALE if computed else CHUNKS[number % 2]
+            step = 1 if em < 1 else end - begin  # a token that is wider than an em has its own box
+            for token in range(begin, end, step):
+                painter.box(token, top, step, 1.3, face, "white")
+            # The words stand in the widest stretch without a mark.
+            stops = [begin, *(m.position for m in lane.marks if begin < m.position < end), end]
+            wide, left = max((b - a, a) for a, b in pairwise(sorted(stops)))
+            size = f"{end - begin:,}"
+            for words in (f"{size} computed before" if computed else f"{size} tokens", size):
+                if step > 1 and (text_width(words) + 1.2) * em <= wide:
+                    painter.text(left + wide / 2, top + 0.63, words)
+                    break
+            begin = end
+
+    def _draw_columns(self, lane: Lane, top: float, room: float) -> None:
+        painter, M, em = self._painter, lane.block, self._em
+        for number, column in enumerate(lane.columns):
+            look = _look(column)
+            painter.box(number * M, top, M, 1.4, *look)
+            middle = (number + 0.5) * M
+            null = column.role == "null"
+            for words in (f"{number} null" if null else _role(number, column), str(number)):
+                width = (text_width(words) + 0.3) * em
+                if width <= M:
+                    if look[-1]:
+                        plate = (middle - width / 2, top + 0.15, width, 1.1)
+                        painter.box(*plate, look[0], "none", "-", "plate")
+                    painter.text(middle, top + 0.67, words, colour=FAINT_INK if null else INK)
+                    break
+            if self._keys and self._words_fit:
+                painter.text(middle, top + 2.15, _promise(column))
+        if self._keys and not self._words_fit:
+            shortened = _shorten(describe_columns(lane.columns), room)
+            painter.text(0, top + 2.15, shortened, "left")
+
+    def _draw_marks(self, lane: Lane, top: float) -> None:
+        painter, em, M = self._painter, self._em, lane.block
+        labels = {lane.seq_len: f"{lane.seq_len:,}"}
+        for mark in lane.marks:
+            painter.mark(mark.kind, mark.position, top + 2.05)
+            labels[mark.position] = f"{mark.position:,}" if mark.label is None else mark.label
+            if mark.column is not None:
+                down = [(mark.position, top + 2.05), (mark.position, top + 2.75)]
+                into = ((mark.column + 0.5) * M, top + 3.5)
+                painter.line([*down, into], _MARKERS[mark.kind][1])
+        free = 0.0  # labels run from left to right: before their mark where there is room, or after
+        for position, label in sorted((at, label) for at, label in labels.items() if label):
+            width = (text_width(label) + 0.5) * em
+            if position < lane.seq_len and position - width > free:
+                painter.text(position - 0.6 * em, top + 0.7, label, "right")
+                free = position + 0.6 * em
+            elif max(free, position) + width <= self.ax.get_xlim()[1]:
+                x = max(free, position + 0.6 * em * (position < lane.seq_len))
+                painter.text(x, top + 0.7, label, "left")
+                free = x + width
+
+
+def _role(number: int, column: Column) -> str:
+    """The words in a column that is not null."""
+    return "" if column.role == "null" else f"{number} {column.role}"
+
+
+def _promise(column: Column) -> str:
+    """The words below a column: its key, or what it holds where that is another state."""
+    words = "" if column.key is None else f"key {column.key:,}"
+    return words if column.right else f"{words} ≠ {column.held or 0:,}".strip()
+
+
+def _shorten(words: str, width: float) -> str:
+    """Leave out the beginning of a line that is wider than ``width`` em."""
+    while text_width(words) > width and "    " in words.removeprefix("…    "):
+        words = f"…    {words.removeprefix('…    ').split('    ', 1)[1]}"
+    return words
+
+
+def _look(column: Column) -> tuple[Colour, Colour, _Dash, str]:
+    """Face, edge, dash and hatch of a column: never a colour alone."""
+    if not column.right:
+        return tint(ERROR), ERROR, "-", "xxxx"
+    dash: _Dash = "-" if column.held is not None or column.role == "null" else ":"
+    if column.role == "checkpoint":
+        return tint(CHECKPOINT), CHECKPOINT, dash, "////" if column.held is not None else ""
+    face = tint(STATE, 0.45 if column.role == "running" else 0.2)
+    if column.held is None or column.role in ("null", "speculative"):
+        face = (1.0, 1.0, 1.0)
+    return face, _EDGES[column.role], dash, ""
+
+
+def lanes_height(count: int, *, caption_lines: int = 0, keys: bool = True) -> float:
+    """Return the height of so many lanes in em."""
+    return count * ((6.9 if keys else 5.7) + 1.25 * caption_lines)
+
+
+def draw_lanes(
+    ax: Axes,
+    lanes: Sequence[Lane],
+    *,
+    notes: float = 0.0,
+    caption_lines: int = 0,
+    keys: bool = True,
+    width: int | None = None,
+) -> Axes:
+    """Draw lanes, one below the other, and return the Axes.
+
+    >>> geometry = CacheGeometry(1536, 1536, 16, 1536)
+    >>> from mambackpt.draw import sheet, style
+    >>> with style():
+    ...     _, [ax] = sheet("One forward is enough.", [lanes_height(1)], left=6)
+    ...     ax = draw_lanes(ax, [planned_lane(8000, 8000, geometry, label="8,000 tokens")])
+
+    The arguments are those of `Lanes`; keep a `Lanes` instead to draw again and again.
+    """
+    drawn = Lanes(ax, notes=notes, caption_lines=caption_lines, keys=keys)
+    return drawn.update(lanes, width=width)
+
+
+def draw_block_table(ax: Axes, rows: Mapping[str, Sequence[Column]]) -> Axes:
+    """Draw block-table rows, one below the other, and return the Axes.
+
+    >>> row = [Column(), Column("checkpoint", 384, 384, block=8), Column("running", 400, block=9)]
+    >>> from mambackpt.draw import sheet, style
+    >>> with style():
+    ...     _, [ax] = sheet("Two blocks are enough.", [table_height(1)], left=6)
+    ...     ax = draw_block_table(ax, {"request A": row})
+
+    A cell shows the number of its block and, below it, its role and key; nulls show a dash.
+    """
+    painter = _Painter(ax)
+    columns = max((len(row) for row in rows.values()), default=0)
+    cell = em_wide(ax, painter.em) / max(1, columns)
+    shown = [column.role for row in rows.values() for column in row if column.role != "null"]
+    stagger = any(text_width(role) + 0.6 > cell for role in shown)
+    for number, row in enumerate(rows.values()):
+        for at, column in enumerate(row):
+            top, look = table_height(number), _look(column)
+            painter.box(at, top + 0.2, 1, 1.4, *look)
+            if look[-1]:
+                painter.box(at + 0.2, top + 0.35, 0.6, 1.1, look[0], "none", "-", "plate")
+            painter.text(at + 0.5, top + 0.87, "–" if column.block is None else f"{column.block}")
+            if column.role != "null":
+                # Words that are wider than their column stand on two lines in turn.
+                painter.text(at + 0.5, top + 2.4 + 1.25 * (stagger and at % 2), column.role)
+                painter.text(at + 0.5, top + 3.65 + 1.25 * stagger, _promise(column))
+    painter.end()
+    ax.set_xlim(0, max(1, columns))
+    ax.set_ylim(table_height(max(1, len(rows))), 0)
+    ax.set_xticks([at + 0.5 for at in range(columns)], [str(at) for at in range(columns)])
+    ax.set_yticks([table_height(number) + 0.9 for number in range(len(rows))], list(rows))
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_xlabel("column (a cell shows its block)")
+    return ax
+
+
+def table_height(rows: int) -> float:
+    """Return the height of so many block-table rows in em."""
+    return 6.2 * rows

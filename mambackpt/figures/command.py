@@ -1,0 +1,36 @@
+"""The command ``figures``: write every figure as SVG and PDF, the same bytes on every run."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from mambackpt.draw import MEDIA
+from mambackpt.errors import CheckpointValueError
+from mambackpt.figures.registry import FIGURES, save_figure
+from mambackpt.replay import load_trace
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write figures and print each one's finding and paths; ``python -m mambackpt figures``."""
+    parser = argparse.ArgumentParser(
+        prog="mambackpt figures",
+        description="Draw the design-review figures as SVG and PDF.",
+        epilog=f"Figures: {', '.join(FIGURES)}.",
+    )
+    parser.add_argument("name", nargs="*", help="figures to draw [all]")
+    parser.add_argument("--out", type=Path, default=Path("notebooks/figures"), help="folder")
+    parser.add_argument("--medium", default="review", choices=list(MEDIA), help="size [review]")
+    parser.add_argument("--trace", type=Path, help="a request trace for the figures of replays")
+    args = parser.parse_args(argv)
+    names = args.name or list(FIGURES)
+    unknown = [name for name in names if name not in FIGURES]
+    if unknown:
+        raise CheckpointValueError(
+            f"no figure is named {', '.join(unknown)}; expected names among {', '.join(FIGURES)}. "
+            "Try without a name for all of them."
+        )
+    trace = load_trace(args.trace) if args.trace else None
+    for name in names:
+        drawing, paths = save_figure(name, args.out, medium=args.medium, trace=trace)
+        print(f"{drawing.finding}\n    {'  '.join(map(str, paths))}")
+    return 0

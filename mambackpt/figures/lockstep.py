@@ -1,0 +1,94 @@
+"""Figures of keys that do not hold what they promise."""
+
+from functools import cache
+from itertools import product
+
+from mambackpt.draw import draw_heatmap, filmstrip, key_frames, left_margin, run_frames, sheet
+from mambackpt.engine import (
+    VARIANTS,
+    Counts,
+    Request,
+    Settings,
+    branching_chats,
+    check_lockstep,
+    shrink_history,
+    simulate,
+)
+from mambackpt.figures.registry import Drawing, named
+
+
+@cache
+def wrong_restores(seeds: int = 30) -> dict[str, dict[str, Counts]]:
+    """Return the counts per rule and per setting, over the same branching chats.
+
+    >>> counts = wrong_restores(1)
+    >>> list(counts)[:2], list(counts["vllm-0.33"])
+    (['vllm-0.33', 'without checkpoints'], ['R = 0', 'R = 0, drop', 'dense', 'dense, drop'])
+
+    One request at a time, a pool without evictions, 300 tokens per step, blocks of 64 tokens, hash
+    units of 16.
+    """
+    histories = [branching_chats(seed) for seed in range(seeds)]
+    fixes = [name for name in VARIANTS if not name.startswith("vllm")]
+    found: dict[str, dict[str, Counts]] = {}
+    for name in ("vllm-0.33", "without checkpoints", *fixes):
+        found[name] = {}
+        for retention, drop in product((0, None), (False, True)):
+            settings = Settings(
+                internal_checkpoints=name != "without checkpoints",
+                variant=name if name in VARIANTS else "vllm-0.33",
+                retention=retention,
+                drop_eagle_block=drop,
+                budget=300,
+                max_running=1,
+            )
+            label = ("dense" if retention is None else "R = 0") + ", drop" * drop
+            found[name][label] = check_lockstep(histories, settings, shrink=False).counts
+    return found
+
+
+@named("wrong-restores")
+def draw_wrong_restores() -> Drawing:
+    """Hits that restore the state of another prefix: the released rule against the fixes."""
+    found = wrong_restores()
+    wrong = {name: [c.wrong_restores for c in row.values()] for name, row in found.items()}
+    words = [
+        [f"{counts.wrong_restores} of {counts.hits}" for counts in row.values()]
+        for row in found.values()
+    ]
+    released, clean = wrong["vllm-0.33"], [n for n in wrong if not any(wrong[n])]
+    fixes = [name for name in wrong if name not in ("vllm-0.33", "without checkpoints")]
+    finding = (
+        f"In a model of the released rules {min(released)} to {max(released)} hits restore a wrong "
+        f"state; {sum(name in clean for name in fixes)} of {len(fixes)} fixes leave none."
+    )
+    rows, columns = list(found), list(found["vllm-0.33"])
+    figure, [ax] = sheet(finding, [2.2 * len(rows)], left=left_margin(rows))
+    limits = (0, max(released))
+    draw_heatmap(ax, list(wrong.values()), rows=rows, columns=columns, limits=limits, words=words)
+    ax.set_xlabel("wrong restores of all hits, per retention R and block drop")
+    said = (
+        f"{name}: " + ", ".join(f"{c} {w}" for c, w in zip(columns, row, strict=True))
+        for name, row in zip(rows, words, strict=True)
+    )
+    alt = f"{finding} Wrong restores of all hits, on a CPU. {'; '.join(said)}."
+    return Drawing(figure, finding, alt)
+
+
+@named("smallest-failure")
+def smallest_failure() -> Drawing:
+    """The smallest history in which the released rule serves a wrong state, as a filmstrip."""
+    first = Request("A", range(100), range(1000, 1041))
+    second = Request("B", [*first.history[:139], *range(2000, 2261)])
+    third = Request("C", [*first.history[:130], *range(3000, 3010)])
+    settings = Settings(retention=0, max_running=1)
+    history = shrink_history([first, second, third], settings)
+    run = simulate(history, settings)
+    frames = run_frames(run)
+    [wrong] = [found for found in run.violations if found.kind == "wrong restore"]
+    finding = (
+        f"A hit promises {wrong.claimed} tokens and restores the state of {wrong.held}: "
+        f"{len(history)} requests are enough, in a model of the released rules."
+    )
+    alt = " ".join(frames[at].sentence for at in key_frames(frames))
+    return Drawing(filmstrip(frames, finding=finding, medium=None), finding, alt)

@@ -1,0 +1,128 @@
+"""A hybrid model: its two kinds of layers, their counts, and the sizes that follow."""
+
+from dataclasses import dataclass
+from math import lcm
+
+from mambackpt.errors import CheckpointValueError
+from mambackpt.geometry import checked_int
+from mambackpt.models.layers import (
+    GroupedAttention,
+    LatentAttention,
+    RecurrentLayer,
+    bytes_of,
+    mamba_block_size,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HybridModel:
+    """A model and how it is served: its two kinds of layers, dtypes, ranks, drafts and grids.
+
+    >>> from mambackpt.models import PRESETS
+    >>> model = PRESETS["kimi-k3"]
+    >>> model.state_bytes, model.block_size()
+    (6512640, 11392)
+
+    All sizes are of one rank, and of one layer unless they say ``model_``. Layer counts are None
+    where they are not known. ``spec`` are draft tokens; ``checkpoint_alignment`` is what the
+    recurrent layers ask for (None: nothing); ``user_block_size`` is what the user asked for.
+    """
+
+    name: str
+    recurrent: RecurrentLayer
+    attention: GroupedAttention | LatentAttention
+    source: str = ""
+    recurrent_dtype: str = "fp32"
+    conv_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    ranks: int = 1
+    spec: int = 0
+    recurrent_layers: int | None = None
+    attention_layers: int | None = None
+    checkpoint_alignment: int | None = None
+    user_block_size: int = 1
+
+    def __post_init__(self) -> None:
+        checked_int("ranks", self.ranks, unit="tensor-parallel ranks")
+        checked_int("spec", self.spec, least=0, unit="draft tokens")
+        checked_int("user_block_size", self.user_block_size)
+        checked_int("checkpoint_alignment", self.alignment)
+        for dtype in (self.recurrent_dtype, self.conv_dtype, self.kv_dtype):
+            bytes_of(dtype)
+
+    @property
+    def alignment(self) -> int:
+        """Tokens that a block is a multiple of, as far as the recurrent layers ask."""
+        return 1 if self.checkpoint_alignment is None else self.checkpoint_alignment
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state of one recurrent layer."""
+        return self.recurrent.state_bytes(
+            self.ranks, self.spec, self.recurrent_dtype, self.conv_dtype
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes one token leaves in one attention layer."""
+        return self.attention.token_bytes(self.ranks, self.kv_dtype)
+
+    @property
+    def model_state_bytes(self) -> int:
+        """Bytes of one checkpoint of the whole model: one state per recurrent layer."""
+        return self._layers("recurrent_layers") * self.state_bytes
+
+    @property
+    def model_token_bytes(self) -> int:
+        """Bytes one token leaves in all attention layers."""
+        return self._layers("attention_layers") * self.token_bytes
+
+    @property
+    def exchange_rate(self) -> float:
+        """Tokens of attention cache that cost as many bytes as one checkpoint."""
+        return self.model_state_bytes / self.model_token_bytes
+
+    def block_size(self) -> int:
+        """Return the tokens of a block: the platform rule of vllm 0.33.0.
+
+        >>> from dataclasses import replace
+        >>> from mambackpt.models import PRESETS
+        >>> model = PRESETS["qwen3.5-4b"]
+        >>> model.block_size(), replace(model, checkpoint_alignment=64).block_size()
+        (528, 576)
+
+        The unit is the attention kernel's block or the user's, whichever is larger, made a multiple
+        of the checkpoint alignment.
+        """
+        unit = max(self.attention.kernel_block, self.user_block_size)
+        return mamba_block_size(self.state_bytes, self.token_bytes, lcm(unit, self.alignment))
+
+    def page_bytes(self) -> int:
+        """Return the bytes of one block of one layer: an attention page, a padded state."""
+        return self.block_size() * self.token_bytes
+
+    def padding_percent(self) -> float:
+        """Return what a state page wastes, in percent of the state."""
+        return 100 * (self.page_bytes() - self.state_bytes) / self.state_bytes
+
+    def request_bytes(self, *, checkpoint_blocks: int = 0) -> int:
+        """Return the bytes one request holds in one recurrent layer.
+
+        >>> from mambackpt.models import PRESETS
+        >>> PRESETS["qwen3.5-4b"].request_bytes(checkpoint_blocks=1)
+        6488064
+
+        Pages of two resident states, of each draft token, and of the reserved checkpoints: what
+        vllm 0.33.0 admits a request with in its "align" mode.
+        """
+        kept = checked_int("checkpoint_blocks", checkpoint_blocks, least=0, unit="blocks")
+        return self.page_bytes() * (2 + self.spec + kept)
+
+    def _layers(self, kind: str) -> int:
+        count: int | None = getattr(self, kind)
+        if not count:
+            raise CheckpointValueError(
+                f"{kind} of {self.name} is {count}; expected a known count. "
+                f"Try dataclasses.replace(model, {kind}=...)."
+            )
+        return count

@@ -1,0 +1,219 @@
+"""The truth: a readable replay, request by request.
+
+Sets without a limit, one ordered dict for a pool, every eviction one by one. It shares nothing with
+the fast replays but the case.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from mambackpt.replay.case import Case, Columns
+from mambackpt.replay.rules import Lengths, Match, Positions, Span
+from mambackpt.replay.trace import Trace
+
+
+def replay_plainly(case: Case, rows: Sequence[list[int]]) -> Columns:
+    """The readable replay; ``rows`` are the expanded block numbers of each request."""
+    store = _PlainSets() if case.limit is None else _PlainPool(case)
+    trace, g, place = case.trace, case.trace.grain, case.rule.place
+    attention, reused, written, evicted = [], [], [], []
+    requests = zip(
+        *(a.tolist() for a in (trace.prompt, trace.output, trace.message, trace.splits)),
+        trace.shared.tolist(),
+        rows,
+        strict=True,
+    )
+    for prompt, output, message, splits, shared, ids in requests:
+        run = 0
+        for block in ids:
+            if block not in store.blocks:
+                break
+            run += 1
+        found = max(min(run, (prompt - 1) // g) * g - case.margin, 0)
+        hit = found // g
+        while case.rule.states and hit and ~ids[hit - 1] not in store.states:
+            hit -= 1
+        match = Match(found, hit * g, splits and run == shared)
+        depths: list[int] = []
+        if case.rule.states:
+            positions = place(Lengths(prompt, output, message), match, case.settings)
+            depths = _depths(positions, g, len(ids))
+        new, gone = store.keep(ids, hit if case.rule.states else 0, depths)
+        attention.append(found)
+        reused.append(hit * g if case.rule.states else found)
+        written.append(new)
+        evicted.append(gone)
+    return attention, reused, written, evicted
+
+
+class _PlainSets:
+    """Everything ever stored; the state after block b is ~b."""
+
+    def __init__(self) -> None:
+        self.blocks: set[int] = set()
+        self.states: set[int] = set()
+
+    def keep(self, ids: list[int], hit: int, depths: list[int]) -> tuple[int, int]:
+        """Store a request's blocks and its states at these depths; return (new, evicted)."""
+        self.blocks.update(ids)
+        before = len(self.states)
+        self.states.update([~ids[depth - 1] for depth in depths])
+        return len(self.states) - before, 0
+
+
+class _PlainPool:
+    """Blocks b and states ~b in the order of their last use, within a limit of bytes."""
+
+    def __init__(self, case: Case) -> None:
+        self.block_bytes, self.state_bytes = case.block_bytes, case.state_bytes
+        self.refresh = case.eviction != "hit-node"
+        self.blocks: OrderedDict[int, int] = OrderedDict()
+        self.states = self.blocks if case.state_limit is None else OrderedDict()
+        self.limit, self.state_limit = case.limit or 0, case.state_limit
+        self.used = self.state_used = 0
+        self.tree = None if case.eviction in ("lru", "hit-node") else _StateTree(case)
+
+    def keep(self, ids: list[int], hit: int, depths: list[int]) -> tuple[int, int]:
+        """Touch or insert deepest first, so that the root ends up most recent."""
+        blocks, states, tree = self.blocks, self.states, self.tree
+        new = gone = 0
+        for block in reversed(ids):
+            if block in blocks:
+                blocks.move_to_end(block)
+            else:
+                blocks[block] = self.block_bytes
+                self.used += self.block_bytes
+                gone += self._make_room()
+        if hit and ~ids[hit - 1] in states:
+            states.move_to_end(~ids[hit - 1])
+            if tree:
+                tree.refresh(ids[hit - 1])
+        for depth in depths:
+            state = ~ids[depth - 1]
+            if state in states:
+                if self.refresh:
+                    states.move_to_end(state)
+                    if tree:
+                        tree.refresh(~state)
+                continue
+            states[state] = self.state_bytes
+            new += 1
+            if tree:
+                tree.add(ids, depth)
+            if self.state_limit is None:
+                self.used += self.state_bytes
+                gone += self._make_room()
+            else:
+                self.state_used += self.state_bytes
+                while self.state_used > self.state_limit:
+                    self.state_used -= self._pop(states)
+                    gone += 1
+        return new, gone
+
+    def _make_room(self) -> int:
+        gone = 0
+        while self.used > self.limit:
+            self.used -= self._pop(self.blocks)
+            gone += 1
+        return gone
+
+    def _pop(self, items: OrderedDict[int, int]) -> int:
+        """Evict one item and return its bytes: the least recent, or the state that goes for it."""
+        if not self.tree:
+            return items.popitem(last=False)[1]
+        key = next(iter(items))
+        return items.pop(~self.tree.pop() if key < 0 else key)
+
+
+class _StateTree:
+    """The kept states, each with the state before it on its prefix, for state-aware evictions."""
+
+    def __init__(self, case: Case) -> None:
+        self.grain, self.costs = case.trace.grain, case.costs
+        self.thinning = case.eviction == "thinning"
+        self.clock = 0
+        self.path: dict[int, list[int]] = {}  # a request that has the state's block
+        self.depth: dict[int, int] = {-1: 0}
+        self.before: dict[int, int] = {}  # -1: the empty prefix
+        self.after: dict[int, set[int]] = {-1: set()}
+        self.used: dict[int, int] = {}  # the time of the last use
+        self.worth: dict[int, float] = {}
+
+    def refresh(self, state: int) -> None:
+        self.clock += 1
+        self.used[state] = self.clock
+
+    def add(self, ids: list[int], depth: int) -> None:
+        state = ids[depth - 1]
+        before = next((ids[d] for d in range(depth - 2, -1, -1) if ids[d] in self.used), -1)
+        below = {
+            other
+            for other in self.after[before]
+            if self.depth[other] > depth and self.path[other][depth - 1] == state
+        }
+        self.path[state], self.depth[state] = ids, depth
+        self.after[before] -= below
+        self.after[before].add(state)
+        self.after[state] = below
+        self.refresh(state)
+        for other, earlier in [(state, before), *((other, state) for other in below)]:
+            self.before[other] = earlier
+            self._weigh(other)
+
+    def pop(self) -> int:
+        """Remove and return the state that is worth least."""
+        if self.thinning:
+            state = min(self.used, key=lambda s: (self.worth[s], self.used[s]))
+        else:
+            candidates = [s for s in self.used if len(self.after[s]) <= 1]
+            recency = _normalised([self.used[s] for s in candidates])
+            saving = _normalised([self.worth[s] for s in candidates])
+            state = candidates[int(np.argmin(recency + saving))]
+        before = self.before.pop(state)
+        below = self.after.pop(state)
+        self.after[before].remove(state)
+        self.after[before] |= below
+        for table in (self.path, self.depth, self.used, self.worth):
+            del table[state]
+        for other in below:
+            self.before[other] = before
+            self._weigh(other)
+        return state
+
+    def _weigh(self, state: int) -> None:
+        length, parent = self.depth[state], self.depth[self.before[state]]
+        self.worth[state] = (
+            length - parent
+            if self.thinning
+            else self.costs.efficiency(length * self.grain, parent * self.grain)
+        )
+
+
+def _normalised(values: Sequence[float]) -> Any:
+    """Values stretched to 0 .. 1, all 1 where they are equal, as Marconi compares them."""
+    array = np.array(values, np.float64)
+    low, high = array.min(), array.max()
+    return (array - low) / (high - low) if high > low else np.ones(len(array))
+
+
+def expand_rows(trace: Trace) -> list[list[int]]:
+    """Return every request's block numbers: what the plain replay reads, and memory to match."""
+    numbers = list(range(trace.size))
+    first, count, row = trace.first.tolist(), trace.count.tolist(), trace.row.tolist()
+    return [
+        [n for r in range(lo, hi) for n in numbers[first[r] : first[r] + count[r]]]
+        for lo, hi in pairwise(row)
+    ]
+
+
+def _depths(positions: Positions, grain: int, length: int) -> list[int]:
+    """The blocks that end at or before each position of a rule, deepest first."""
+    depths: set[int] = set()
+    for position in positions:
+        first, last, step = position if isinstance(position, Span) else (position, position, 1)
+        depths |= {tokens // grain for tokens in range(first, last + 1, step)}
+    return sorted((depth for depth in depths if 0 < depth <= length), reverse=True)

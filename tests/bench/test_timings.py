@@ -1,0 +1,319 @@
+"""The bench: it refuses what is not equal, and its results read back. Nothing here is timed."""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mambackpt.bench import command, export
+from mambackpt.bench.command import main
+from mambackpt.bench.compiled import LayerShape
+from mambackpt.bench.export import (
+    BUFFERS,
+    COPY,
+    OURS,
+    bench_export,
+    export_methods,
+    make_export_set,
+    refuse_difference,
+)
+from mambackpt.bench.planner import (
+    LOOP,
+    PLANNER_GEOMETRY,
+    bench_planner,
+    plan_with_a_loop,
+    planner_cases,
+)
+from mambackpt.bench.record import Benchmark, Timing, record_environment
+from mambackpt.bench.record import timings as timings_of
+from mambackpt.errors import CheckpointValueError
+from mambackpt.kernels.torch_copies import store_loop
+from mambackpt.planner import compute_mamba_prefill_checkpoints
+
+TINY = LayerShape("tiny", 8, (4, 8))
+
+
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch):
+    """Two buffer sets are enough here: nothing is about caches."""
+    monkeypatch.setattr(export, "_CPU_CACHE", 1)
+
+
+def truth(one):
+    store_loop(**one.inputs)
+
+
+def nothing(one):
+    """Stores nothing at all."""
+
+
+def one_element_off(one):
+    truth(one)
+    block = int(one.inputs["state_indices"][-1])
+    one.inputs["recurrent_state"][block, -1, -1] += 1
+
+
+def writes_the_null_block(one):
+    truth(one)
+    one.inputs["conv_state"][0, 0, 0] = 0
+
+
+@pytest.mark.parametrize("wrong", [nothing, one_element_off, writes_the_null_block])
+@pytest.mark.parametrize("variant", BUFFERS.values(), ids=BUFFERS)
+def test_a_method_that_differs_is_not_timed(wrong, variant):
+    reported = []
+    with pytest.raises(CheckpointValueError, match=r"planted stores \d+ elements"):
+        bench_export(
+            [TINY],
+            [3],
+            variants=[variant],
+            runs=2,
+            methods={"right": truth, "planted": wrong},
+            report=reported.append,
+        )
+    assert reported == []
+
+
+def test_a_method_that_differs_only_in_a_later_set_is_not_timed():
+    sets = [make_export_set(TINY, BUFFERS["dim-first"], 2, device="cpu", seed=n) for n in (0, 1)]
+    with pytest.raises(CheckpointValueError, match="planted"):
+        refuse_difference("planted", sets, lambda: [truth(sets[0]), nothing(sets[1])])
+    refuse_difference("right", sets, lambda: [truth(one) for one in sets])
+
+
+@pytest.mark.parametrize("variant", BUFFERS.values(), ids=BUFFERS)
+def test_every_method_that_runs_here_stores_what_the_loop_stores(variant):
+    methods = export_methods("cpu")
+    methods.pop("torch.compile(indexing)", None)  # compiles for seconds; has its own test
+    assert next(iter(methods)) == OURS
+    made = bench_export([TINY], [1, 3], variants=[variant], threads=[1], runs=2, methods=methods)
+    names = [COPY, *methods]
+    assert [(t.size, t.method) for t in made.timings] == [
+        (n, name) for n in (1, 3) for name in names
+    ]
+    assert {t.regime for t in made.timings} == {"1 thread"}
+    for timing in made.timings:
+        assert timing.low_us <= timing.median_us <= timing.high_us
+        assert (timing.method == COPY) <= (timing.ratio == 1)
+
+
+@pytest.mark.parametrize("variant", BUFFERS.values(), ids=BUFFERS)
+def test_bytes_are_those_read_and_written(variant):
+    one = make_export_set(TINY, variant, 3, device="cpu")
+    sizes = {"float32": 4, "bfloat16": 2}
+    states = 3 * 32 * (sizes[variant.source_dtype] + sizes[variant.state_dtype])
+    windows = 3 * 8 * 3 * 2 * 2 * variant.windows
+    assert sum(t.nbytes + s.nbytes for t, s in one.flat) == states + windows
+
+
+def test_each_number_of_threads_is_a_regime_and_the_setting_is_restored():
+    before = torch.get_num_threads()
+    made = bench_export(
+        [TINY],
+        [2],
+        variants=[BUFFERS["token-first"]],
+        threads=[1, 2],
+        runs=2,
+        methods={OURS: truth},
+    )
+    assert [t.regime for t in made.timings] == ["1 thread"] * 2 + ["2 threads"] * 2
+    assert made.environment.threads == [1, 2]
+    assert torch.get_num_threads() == before
+
+
+def test_a_gpu_is_asked_for_only_where_there_is_one(monkeypatch):
+    if not torch.cuda.is_available():
+        with pytest.raises(CheckpointValueError, match="torch finds none"):
+            bench_export([TINY], [1], device="cuda")
+    with pytest.raises(CheckpointValueError, match="device is 'tpu'"):
+        bench_export([TINY], [1], device="tpu")
+    # E05: interpreter times mean nothing, whatever the device.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(CheckpointValueError, match="TRITON_INTERPRET"):
+        bench_export([TINY], [1], device="cuda")
+
+
+def test_the_fast_kernel_is_never_timed_in_the_interpreter():
+    assert "plain-shaped kernel" not in export_methods("cpu")
+
+
+def test_the_loop_is_the_planners_rule():
+    sizes = [0, 1, 7, 300]
+    for case in planner_cases(sizes):
+        rows = case.seq_lens, case.query_lens
+        for geometry in (
+            (128, 1536, 16, False, 128),
+            (128, 1536, 16, True, 1536),
+            (4, 8, 8, True, 4),
+        ):
+            expected = compute_mamba_prefill_checkpoints(*rows, *geometry)
+            assert plan_with_a_loop(*rows, *geometry) == expected
+    assert {case.rows for case in planner_cases(sizes)} == {"prefill", "90 % decode"}
+
+
+def test_planner_cases_have_rows_of_every_kind():
+    [case, *_] = planner_cases([4096])
+    offsets, _ = plan_with_a_loop(case.seq_lens, case.query_lens, *PLANNER_GEOMETRY)
+    assert 0.5 < np.count_nonzero(offsets) / 4096 < 1
+    *_, decode = planner_cases([4096])
+    assert 0.85 < decode.query_lens.count(1) / 4096 < 0.95
+
+
+@pytest.mark.parametrize("row", [([4], [5]), ([4], [-1])])
+def test_the_loop_validates_its_rows(row):
+    with pytest.raises(ValueError, match="outside"):
+        plan_with_a_loop(*row, *PLANNER_GEOMETRY)
+
+
+def test_a_planner_that_differs_is_not_timed():
+    def off_by_one_column(*rows):
+        offsets, columns = compute_mamba_prefill_checkpoints(*rows)
+        return offsets, [column + (column >= 0) for column in columns]
+
+    reported = []
+    with pytest.raises(CheckpointValueError, match="disagree on 256 prefill rows"):
+        bench_planner([256], runs=2, planner=off_by_one_column, report=reported.append)
+    assert reported == []
+
+
+def test_planner_timings_compare_with_the_loop():
+    made = bench_planner([1, 8], runs=2)
+    assert (made.kind, made.reference) == ("planner", LOOP)
+    assert len(made.timings) == 2 * 2 * 2 * 2
+    assert {t.variant for t in made.timings} == {"list", "array"}
+    for loop, ours in zip(made.timings[::2], made.timings[1::2], strict=True):
+        assert (loop.method, ours.method) == (LOOP, "planner")
+        assert ours.ratio == pytest.approx(loop.median_us / ours.median_us)
+
+
+def test_the_band_is_the_middle_three_fifths():
+    samples = {"a": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "b": [0.5] * 6}
+    a, b = timings_of("case", "variant", 1, "regime", samples, 7_000_000)
+    assert (a.low_us, a.median_us, a.high_us) == (2e6, 3.5e6, 5e6)
+    assert (a.ratio, b.ratio, a.runs) == (1.0, 7.0, 6)
+    assert a.gb_per_s == pytest.approx(7_000_000 / 3.5 / 1e9)
+
+
+def test_a_result_reads_back_and_names_no_machine():
+    made = bench_planner([1], runs=2)
+    text = made.to_json()
+    assert Benchmark.from_json(text) == made
+    environment = json.loads(text)["environment"]
+    assert set(environment["versions"]) >= {"python", "numpy", "torch"}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", environment["date"])
+    import platform
+
+    for secret in (platform.node(), str(Path.home()), str(Path.cwd())):
+        assert len(secret) < 2 or secret not in text
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "export"}', '{"environment": 3}'])
+def test_other_text_is_refused(text):
+    with pytest.raises(CheckpointValueError, match="not a benchmark"):
+        Benchmark.from_json(text)
+
+
+def test_figures_above_the_memorys_bandwidth_are_pointed_at():
+    """E05, triton PR #10149: a kernel that seems faster than memory was served by a cache."""
+    timing = Timing(
+        "case", "variant", 1, "kernel only", "copy", 10.0, 9.0, 11.0, 5, 10_000_000, 1.0
+    )
+    environment = dataclasses.replace(record_environment("cpu", threads=[1]), peak_gb_per_s=900.0)
+    assert "above" in command._summary(Benchmark("export", COPY, environment, [timing]))
+    slower = dataclasses.replace(timing, median_us=12.0)
+    assert "above" not in command._summary(Benchmark("export", COPY, environment, [slower]))
+
+
+def test_the_command_prints_a_table_and_writes_the_result(tmp_path, capsys):
+    out = tmp_path / "planner.json"
+    assert main(["planner", "--rows", "1,8", "--runs", "2", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("planner") == 8
+    assert "timed in the same run" in printed
+    assert len(Benchmark.from_json(out.read_text()).timings) == 16
+
+
+def test_the_export_command_takes_layers_counts_variants_and_threads(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(command.LAYERS, "tiny", TINY)
+    monkeypatch.setattr(export, "export_methods", lambda device: {OURS: truth})
+    out = tmp_path / "export.json"
+    words = ["export", "--layer", "tiny", "--checkpoints", "1,2", "--variant", "dim-first"]
+    assert main([*words, "--threads", "1,2", "--runs", "2", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.count("contiguous copy_") == 2 * 2 + 1
+    assert len(Benchmark.from_json(out.read_text()).timings) == 2 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["export", "--layer", "kimi-k9"], "--layer names 'kimi-k9'; expected some of kimi-k3"),
+        (["export", "--checkpoints", "8,none"], "--checkpoints is '8,none'"),
+        (["export", "--checkpoints", "0"], "--checkpoints is '0'"),
+        (["export", "--variant", "sideways"], "--variant names 'sideways'"),
+        (["planner", "--rows", ""], "--rows is ''"),
+        (["planner", "--runs", "1"], "--runs is 1"),
+    ],
+)
+def test_bad_options_say_what_is_known(words, message):
+    with pytest.raises(CheckpointValueError, match=re.escape(message)):
+        main(words)
+
+
+def test_the_static_table_compares_both_kernels(capsys, tmp_path, monkeypatch):
+    """One target and one pair of dtypes here; the command compiles for all of them."""
+    whole = command.static_requests
+    monkeypatch.setattr(
+        command,
+        "static_requests",
+        lambda *, layers: whole(layers=layers, targets=["sm_90"], dtypes=[("float32", "float32")]),
+    )
+    out = tmp_path / "static.json"
+    assert main(["export", "--static", "--layer", "kimi-k3", "--out", str(out)]) == 0
+    made = Benchmark.from_json(out.read_text())
+    assert made.kind == "static"
+    rows = {(row["kernel"], row["windows"]): row for row in made.static}
+    assert len(rows) == 4
+    ours, plain = rows["tiled", "token-first"], rows["plain", "token-first"]
+    assert ours["recurrent_bytes"] == [16]
+    assert ours["programs_per_mib"] <= 70 < plain["programs_per_mib"]
+    assert plain["instructions_per_mib"] >= 10 * ours["instructions_per_mib"]
+    printed = capsys.readouterr().out
+    assert printed.count("sm_90") == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_every_method_is_equal_also_when_replayed_from_a_graph(tmp_path):
+    """A process of its own, without the interpreter; the figures are not looked at."""
+    out = tmp_path / "gpu.json"
+    words = ["--device", "cuda", "--layer", "kimi-k3-tp8", "--checkpoints", "2", "--runs", "2"]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mambackpt", "bench", "export", *words, "--out", str(out)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    regimes = {timing.regime for timing in Benchmark.from_json(out.read_text()).timings}
+    assert regimes == {"kernel only", "with launch"}
+
+
+def test_a_replay_is_timed_beside_the_plain_one_that_gives_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"timestamp": 0, "input_length": 1500, "output_length": 1, "hash_ids": [1, 2, 3 + n]}
+        for n in range(4)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["replay", str(path), "--rule", "last", "--block", "512", "--runs", "2"]) == 0
+    assert "4 requests" in capsys.readouterr().out

@@ -1,0 +1,393 @@
+"""Every figure, in both media: its numbers, its words, its bytes."""
+
+import itertools
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from mambackpt import CacheGeometry, CheckpointValueError, Reason, explain
+from mambackpt.draw.sheet import MEDIA, style
+from mambackpt.engine import chunk_ends
+from mambackpt.figures.command import main
+from mambackpt.figures.lockstep import wrong_restores
+from mambackpt.figures.placement import puzzle_requests, smallest_outside, smallest_refused
+from mambackpt.figures.registry import FIGURES, Drawing, draw_figure, save_figure
+from mambackpt.figures.replays import PLACEMENTS, first_requests, optimal_replays, pool_sizes
+from mambackpt.models.presets import PRESETS
+from mambackpt.planner import get_mamba_prefill_checkpoint_reason
+from mambackpt.replay.files import load_trace
+from mambackpt.replay.generators import example_trace
+from mambackpt.replay.rules import expected_recompute, optimal_positions
+from mambackpt.replay.run import replay
+
+EACH = pytest.mark.parametrize(("name", "medium"), list(itertools.product(FIGURES, MEDIA)))
+_drawn: dict[tuple[str, str], Drawing] = {}
+
+
+def drawing_of(name: str, medium: str) -> Drawing:
+    """One drawing per figure and medium for all tests that only look at it."""
+    if (name, medium) not in _drawn:
+        _drawn[name, medium] = draw_figure(name, medium=medium)
+    return _drawn[name, medium]
+
+
+def texts_of(figure: Figure) -> list[tuple[str, "mpl.transforms.Bbox"]]:
+    """Every text that can be seen, with its extent in pixels."""
+    FigureCanvasAgg(figure).draw()
+    found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in found]
+    return [(words, box) for words, box in boxes if box.width > 0]
+
+
+@EACH
+def test_no_text_is_clipped_and_no_two_overlap(name: str, medium: str) -> None:
+    figure = drawing_of(name, medium).figure
+    boxes = texts_of(figure)
+    assert len(boxes) > 5
+    for words, box in boxes:
+        inside = figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+        assert inside and figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, words  # noqa: PT018
+    for (words, box), (other, second) in itertools.combinations(boxes, 2):
+        width = min(box.x1, second.x1) - max(box.x0, second.x0)
+        height = min(box.y1, second.y1) - max(box.y0, second.y0)
+        # Extents include the space of letters that go up or down; two pixels of it may meet.
+        assert width <= 0 or height <= 2, (words, other)
+
+
+@EACH
+def test_sizes_are_those_of_the_medium(name: str, medium: str) -> None:
+    width, points = {"review": (7.2, 9), "slide": (10, 14)}[medium]
+    figure = drawing_of(name, medium).figure
+    assert figure.get_figwidth() == pytest.approx(width)
+    sizes = {text.get_fontsize() for text in figure.findobj(Text) if text.get_text()}
+    assert min(sizes) == points
+
+
+@EACH
+def test_the_title_is_the_finding_and_has_numbers(name: str, medium: str) -> None:
+    drawing = drawing_of(name, medium)
+    title = drawing.figure.get_suptitle().replace("\n", " ")
+    assert title == drawing.finding
+    assert title.endswith(".")
+    assert re.search(r"\d", title)
+    assert re.search(r"\d", drawing.alt)
+    assert not re.search(r"\d{5}", title), "thousands are separated"
+
+
+@EACH
+def test_only_state_checkpoint_hit_and_error_have_colours(name: str, medium: str) -> None:
+    """Text is always dark grey; of fills and lines only tints of the four, and greys."""
+    allowed = {"#5790fc", "#f89c20", "#e42536", "#964a8b"}
+    hues = {round(float(mpl.colors.rgb_to_hsv(mpl.colors.to_rgb(c))[0]), 2) for c in allowed}
+    for text in drawing_of(name, medium).figure.findobj(Text):
+        red, green, blue = mpl.colors.to_rgb(text.get_color())
+        assert max(red, green, blue) - min(red, green, blue) < 0.05
+    figure = drawing_of(name, medium).figure
+    for artist in figure.findobj(lambda a: hasattr(a, "get_facecolor")):
+        for colour in mpl.colors.to_rgba_array(artist.get_facecolor()):
+            hue, saturation, _ = mpl.colors.rgb_to_hsv(colour[:3])
+            near = min(abs(float(hue) - known) for known in hues)
+            assert saturation < 0.05 or near < 0.03, artist
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_second_run_writes_the_same_bytes(name: str, tmp_path: Path) -> None:
+    _, first = save_figure(name, tmp_path / "first")
+    _, second = save_figure(name, tmp_path / "second")
+    assert [path.suffix for path in first] == [".svg", ".pdf"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_committed_figures_are_what_the_code_draws(root: Path, tmp_path: Path) -> None:
+    """SVGs only: a PDF's streams depend on the machine's zlib."""
+    for name in FIGURES:
+        _, [svg, pdf] = save_figure(name, tmp_path)
+        committed = root / "notebooks/figures" / svg.name
+        assert committed.read_bytes() == svg.read_bytes(), f"run `make figures`: {svg.name}"
+        assert (root / "notebooks/figures" / pdf.name).exists()
+
+
+def test_an_svg_keeps_its_words_as_text_and_carries_finding_and_alt(tmp_path: Path) -> None:
+    drawing, [svg, pdf] = save_figure("one-forward", tmp_path)
+    words = svg.read_text(encoding="utf-8")
+    assert "<text" in words
+    assert f"<dc:title>{drawing.finding}</dc:title>" in words
+    assert drawing.alt in words
+    assert "<dc:date>" not in words
+    assert b"CreationDate" not in pdf.read_bytes()
+    assert b"/FontFile2" in pdf.read_bytes(), "the font itself, so that words can be searched"
+    assert b"/Subtype /Type3" not in pdf.read_bytes()
+
+
+def test_drawing_leaves_the_users_settings_alone_and_opens_no_pyplot_figure(tmp_path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    before, opened = dict(mpl.rcParams), plt.get_fignums()
+    with mpl.rc_context({"font.size": 31, "lines.linewidth": 9, "svg.hashsalt": "other"}):
+        changed = dict(mpl.rcParams)
+        _, [svg, _] = save_figure("one-forward", tmp_path / "a")
+        assert dict(mpl.rcParams) == changed
+    _, [again, _] = save_figure("one-forward", tmp_path / "b")
+    assert svg.read_bytes() == again.read_bytes()
+    assert dict(mpl.rcParams) == before
+    assert plt.get_fignums() == opened
+
+
+def test_the_command_prints_findings_and_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reasons", "--out", str(tmp_path / "new"), "--medium", "slide"]) == 0
+    told = capsys.readouterr().out
+    assert draw_figure("reasons", medium="slide").finding in told
+    for kind in ("svg", "pdf"):
+        assert f"reasons.{kind}" in told
+        assert (tmp_path / "new" / f"reasons.{kind}").stat().st_size > 1000
+
+
+def test_an_unknown_name_lists_the_names_and_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointValueError, match=r"no figure is named no-such.*one-forward"):
+        main(["one-forward", "no-such", "--out", str(tmp_path / "new")])
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(CheckpointValueError, match="expected one of one-forward"):
+        draw_figure("no-such")
+    with pytest.raises(CheckpointValueError, match="expected one of review, slide"):
+        draw_figure("one-forward", medium="poster")
+
+
+def words_of(name: str) -> str:
+    return "\n".join(words for words, _ in texts_of(drawing_of(name, "review").figure))
+
+
+def test_one_forward_shows_both_schedules() -> None:
+    sizes = {"budget": 8192, "mamba_block_size": 1536, "hash_block_size": 1536}
+    two = chunk_ends(8000, **sizes)
+    one = chunk_ends(8000, checkpoint_alignment=16, internal_checkpoints=True, **sizes)
+    assert (two, one) == ([7680, 8000], [8000])
+    words = words_of("one-forward")
+    assert "7,680 + 320" in words
+    assert words.count("key 7,680") == 2
+    assert f"take {len(one)} instead of {len(two)}" in drawing_of("one-forward", "review").finding
+
+
+def test_where_it_lands_shows_position_and_column_of_the_planner() -> None:
+    """P05, vllm PR #53614: the column is not position / block - 1; figures must not compute it."""
+    words, rest = words_of("where-it-lands"), []
+    for H, M, drop in (
+        (1536, 1536, False),
+        (1536, 1536, True),
+        (128, 1536, False),
+        (128, 1536, True),
+        (2096, 2096, False),
+    ):
+        [decision] = explain([8000], [8000], CacheGeometry(H, M, 16, H, drop))
+        rest.append(8000 - decision.position)
+        assert f"{decision.column} checkpoint" in words
+        assert f"key {decision.position:,}" in words
+        assert f"{rest[-1]:,} to\nrecompute" in words
+    assert f"{min(rest):,} to {max(rest):,}" in drawing_of("where-it-lands", "review").finding
+
+
+def smaller_rows(seq_len: int, query_len: int) -> list[tuple[int, int]]:
+    rows = [(L, q) for L in range(1, seq_len + 1) for q in range(1, L + 1)]
+    return [row for row in rows if row < (seq_len, query_len)]
+
+
+@pytest.mark.parametrize(
+    "reason", [r for r in Reason if r not in (Reason.ACCEPTED, Reason.NOT_INSIDE_QUERY)]
+)
+def test_the_smallest_row_of_a_reason_is_refused_for_it_and_no_smaller_one_is(
+    reason: Reason,
+) -> None:
+    seq_len, query_len, geometry = smallest_refused(reason)
+    assert explain([seq_len], [query_len], geometry)[0].reason is reason
+    aligned = (None,) if reason is Reason.CANNOT_EXPORT else (1, 2, 4)
+    for L, q in smaller_rows(seq_len, query_len):
+        for H, U, drop, A in itertools.product((1, 2), (1, 2, 4), (False, True), aligned):
+            if U % H == 0:
+                [other] = explain([L], [q], CacheGeometry(H, 2, A, U, drop))
+                assert other.reason is not reason
+
+
+def test_no_row_is_refused_for_the_fifth_condition_and_the_direct_call_is() -> None:
+    with pytest.raises(CheckpointValueError, match="NOT_INSIDE_QUERY"):
+        smallest_refused(Reason.NOT_INSIDE_QUERY)
+    start, end, position = smallest_outside()
+    reason = get_mamba_prefill_checkpoint_reason(start, end, position, 1, 2, 1)
+    assert reason is Reason.NOT_INSIDE_QUERY
+    assert (start, end, position) == (0, 3, 3)
+    assert "direct call" in words_of("reasons").replace("\n", " ")
+
+
+def test_reasons_has_one_lane_per_condition() -> None:
+    words = words_of("reasons")
+    for number in range(1, 7):
+        assert re.search(rf"^{number} \w+ ", words, re.MULTILINE)
+    assert "0 checkpoint" not in words, "nothing is stored for a refused row"
+
+
+def reused_by_hand(shared: int) -> tuple[int, int]:
+    """Requests that reuse something, and tokens, one at a time: the rule as a plain loop."""
+    kept: set[tuple[int, ...]] = set()
+    hits = tokens = 0
+    for request in puzzle_requests(shared, 2200 - shared):
+        prompt = request.prompt
+        start = max((n for n in range(0, 2200, 528) if n and prompt[:n] in kept), default=0)
+        hits, tokens = hits + (start > 0), tokens + start
+        for end in chunk_ends(
+            2200, start=start, budget=2048, mamba_block_size=528, hash_block_size=528
+        ):
+            if end % 528 == 0:
+                kept.add(prompt[:end])
+    return hits, tokens
+
+
+def test_the_zero_hit_puzzle_is_counted_from_kept_states() -> None:
+    """S01, vllm issue #45238: the only state in reach lies behind the shared prefix."""
+    assert reused_by_hand(1600) == (56, 56 * 1584)
+    assert reused_by_hand(1500) == (0, 0)
+    words = words_of("zero-hit-puzzle")
+    assert "56 of 64 requests\nreuse 1,584 tokens" in words
+    assert "0 of 64 requests\nreuse 0 tokens" in words
+    assert "1,500 shared" in words
+
+
+def test_block_sizes_are_the_models_own() -> None:
+    words = words_of("block-sizes")
+    for name, size in (("qwen3.5-4b", 528), ("nemotron-3-nano", 2096), ("kimi-k3", 11392)):
+        assert PRESETS[name].block_size() == size
+        assert f"{name}\n" in f"{words}\n"
+        assert f"{size:,}  (" in words
+
+
+def test_a_figure_is_added_by_one_decorated_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mambackpt.draw.sheet import sheet
+    from mambackpt.figures.registry import named
+
+    monkeypatch.setattr("mambackpt.figures.registry.FIGURES", dict(FIGURES))
+
+    @named("mine")
+    def mine() -> Drawing:
+        figure, _ = sheet("1 is found.", [3])
+        return Drawing(figure, "1 is found.", "Nothing but a title.")
+
+    assert draw_figure("mine", medium="slide").figure.get_figwidth() == 10
+    with style():
+        assert mine().figure.get_figwidth() == pytest.approx(7.2)
+
+
+def test_wrong_restores_are_counted_by_the_lockstep_check() -> None:
+    found = wrong_restores()
+    assert all(counts.wrong_restores > 0 for counts in found["vllm-0.33"].values())
+    for name, row in found.items():
+        for counts in row.values():
+            assert counts.requests == 720
+            assert name == "vllm-0.33" or counts.wrong_restores == 0
+    counts = found["vllm-0.33"]["R = 0"]
+    assert f"{counts.wrong_restores} of {counts.hits}" in words_of("wrong-restores")
+    assert "model" in drawing_of("wrong-restores", "review").finding, "seen on a CPU only"
+
+
+def test_the_smallest_failure_shows_the_key_and_what_its_block_holds() -> None:
+    """S03, vllm PR #51113: a block is keyed at its end and holds the state it began with."""
+    words = words_of("smallest-failure")
+    assert "key 64 ≠ 32" in words
+    assert "promises 64 tokens and restores the state of 32" in (
+        drawing_of("smallest-failure", "review").finding
+    )
+
+
+# ---- replays of request traces -----------------------------------------------------------------
+
+
+def test_reuse_against_block_shows_the_replays_own_numbers() -> None:
+    trace, drawing = example_trace(), drawing_of("reuse-against-block", "review")
+    for rule in ("all", "last"):
+        small, large = (replay(trace, rule, block=block).recomputed for block in (512, 4096))
+        change = 100 * (large / small - 1)
+        assert f"{abs(change):.0f} % {'more' if change > 0 else 'less'} under '{rule}'" in (
+            drawing.finding
+        )
+    work = drawing.figure.axes[1]
+    assert work.get_ylim()[0] == 0, "work is drawn from 0"
+    for line, rule in zip(work.lines, PLACEMENTS, strict=True):
+        recomputed = [replay(trace, rule, block=int(x)).recomputed / 1e6 for x in line.get_xdata()]
+        assert list(line.get_ydata()) == recomputed
+
+
+def test_the_pool_figure_names_the_best_rule_of_each_exchange_rate_and_its_simplification() -> None:
+    trace, drawing = example_trace(), drawing_of("pool-exchange-rates", "review")
+    pool = pool_sizes(trace, [1])[0]
+    for name in ("kimi-k3", "qwen3-next", "kimi-k3-tp16-bf16"):
+        size = pool * PRESETS[name].model_token_bytes
+        runs = {
+            rule: replay(trace, rule, block=1024, model=name, pool_bytes=size).hit_rate
+            for rule in PLACEMENTS
+        }
+        best = max(runs, key=lambda rule: runs[rule])
+        rate = f"{PRESETS[name].exchange_rate:,.0f}"
+        found = re.search(rf"'([^']+)' where a state costs [^']*{rate}", drawing.finding)
+        assert found is not None
+        assert found[1] == best
+    assert "one request at a time" in words_of("pool-exchange-rates").replace("\n", " ")
+    panels = drawing.figure.axes[:3]
+    assert len({ax.get_ylim() for ax in panels}) == 1, "small multiples on one scale"
+
+
+def test_the_line_of_the_best_fixed_positions_is_what_the_programme_promises() -> None:
+    """Reused by the best positions: the overlaps, less the expected recomputation."""
+    trace = example_trace()
+    overlaps = [int(o) // trace.grain for o in trace.ceiling]
+    weights = [overlaps.count(unit) for unit in range(max(overlaps) + 1)]
+    for count, run in zip((1, 4), optimal_replays(trace, 512, (1, 4)), strict=True):
+        lost = expected_recompute(weights, optimal_positions(weights, count)) * len(trace)
+        assert run.reused.sum() == trace.ceiling.sum() - round(lost) * trace.grain
+
+
+def test_retention_and_evictions_show_the_replays_own_numbers() -> None:
+    trace = example_trace()
+    every = [512 << power for power in range(7)]
+    work = [replay(trace, f"interval({K})", block=512).recomputed for K in every]
+    best = every[work.index(min(work))]
+    assert f"every {best:,} tokens in unlimited" in drawing_of("retention", "review").finding
+    head = first_requests(trace, 1000)
+    pool = pool_sizes(head, [1 / 3])[0] * PRESETS["qwen3-next"].model_token_bytes
+    run = replay(head, "last", block=1024, model="qwen3-next", pool_bytes=pool, eviction="thinning")
+    assert f"{100 * run.hit_rate:.1f} %" in words_of("evictions")
+
+
+def test_the_first_requests_are_replayed_as_the_whole_trace_began() -> None:
+    trace = example_trace()
+    head = first_requests(trace, 300)
+    assert len(head) == 300
+    for rule in PLACEMENTS:
+        whole = replay(trace, rule, block=1024).reused[:300]
+        assert (replay(head, rule, block=1024).reused == whole).all()
+
+
+def test_a_trace_of_yours_takes_the_generated_ones_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.jsonl"
+    prompts = [[*range(3000), *range(n * 10_000, n * 10_000 + 900)] for n in range(1, 9)]
+    mine.write_text("".join(f"{prompt}\n" for prompt in prompts))
+    assert main(["reuse-against-block", "--trace", str(mine), "--out", str(tmp_path)]) == 0
+    found = draw_figure("reuse-against-block", trace=load_trace(mine))
+    assert found.finding in capsys.readouterr().out
+    assert "8 requests (mine.jsonl)" in found.alt
+    assert draw_figure("one-forward", trace=load_trace(mine)).finding == (
+        drawing_of("one-forward", "review").finding
+    )
+
+
+def test_the_readme_opens_with_the_numbers_that_the_puzzle_computes(root: Path) -> None:
+    opening = (root / "README.md").read_text().split("An attention cache")[0]
+    computed = draw_figure("zero-hit-puzzle").alt
+    numbers = set(re.findall(r"\d[\d,]*\d", opening))
+    assert {"56", "64", "1,600", "1,500", "528", "2,048", "1,584", "2,112"} <= numbers
+    assert numbers <= set(re.findall(r"\d[\d,]*\d", computed))
