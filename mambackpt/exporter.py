@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from mambackpt.errors import CheckpointTypeError, CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointTypeError, CheckpointValueError, checked_choice, checked_int
 from mambackpt.kernels.torch_copies import CopyInputs, store_rows
 from mambackpt.metadata import NULL_BLOCK_ID, MambaPrefillCheckpointMetadata
 
@@ -99,8 +98,8 @@ class MambaPrefillCheckpointExporter:
                 "checkpoint is None, which is how the builder says that no row has one; expected "
                 "its metadata. Try exporting only where build() returns metadata."
             )
-        _check_choice("backend", backend, _BACKENDS)
-        _check_choice("short_windows", short_windows, _SHORT_WINDOWS)
+        checked_choice("backend", backend, _BACKENDS)
+        checked_choice("short_windows", short_windows, _SHORT_WINDOWS)
         inputs: CopyInputs = {
             "offsets": checkpoint.checkpoint_offsets,
             "state_indices": checkpoint.state_indices,
@@ -132,14 +131,6 @@ class MambaPrefillCheckpointExporter:
             else:
                 store_rows(**inputs)
         return chosen
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise CheckpointValueError(
-            f"{name} is {value!r}; expected one of {listed}. Try {choices[0]!r}."
-        )
 
 
 def _tensors(inputs: CopyInputs) -> dict[str, torch.Tensor]:

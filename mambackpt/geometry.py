@@ -4,35 +4,8 @@ H hash unit, M Mamba block, A checkpoint alignment, U cache-hit alignment: all i
 """
 
 from dataclasses import dataclass
-from numbers import Integral
-from typing import SupportsIndex
 
-from mambackpt.errors import CheckpointTypeError, CheckpointValueError
-
-
-def checked_int(name: str, value: object, *, least: int = 1, unit: str = "tokens") -> int:
-    """Return ``value`` as an int of at least ``least``, or say what is wrong with it.
-
-    >>> checked_int("hash_block_size", 16)
-    16
-
-    Booleans and floats are refused even where they equal an integer; numpy integers are fine.
-    Raises CheckpointTypeError or CheckpointValueError.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral | SupportsIndex):
-        raise CheckpointTypeError(
-            f"{name} is {value!r} ({type(value).__name__}); expected a whole number of {unit}. "
-            f"Try int({value!r}) if that is what you mean."
-        )
-    number = value.__index__() if isinstance(value, SupportsIndex) else int(value)
-    if number < least:
-        expected = {0: "a non-negative number of", 1: "a positive number of"}
-        suggestion = 16 if least == 1 and unit == "tokens" else max(least, 0)
-        raise CheckpointValueError(
-            f"{name} is {number}; expected {expected.get(least, f'at least {least}')} {unit}. "
-            f"Try {suggestion}."
-        )
-    return number
+from mambackpt.errors import CheckpointValueError, checked_int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from mambackpt.errors import CheckpointTypeError, CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointTypeError, CheckpointValueError, checked_int
 from mambackpt.planner import compute_mamba_prefill_checkpoints
 
 NULL_BLOCK_ID = 0

@@ -491,7 +491,7 @@ def test_states_of_several_components_are_told_apart_by_shape():
 
 @pytest.mark.parametrize("name", ["short_windows", "backend"])
 def test_an_unknown_choice_lists_the_known_ones(name):
-    with pytest.raises(CheckpointValueError, match=f"{name} is 'maybe'; expected one of '"):
+    with pytest.raises(CheckpointValueError, match=f"{name} is 'maybe'; expected one of "):
         export(setting(), **{name: "maybe"})
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mambackpt import CacheGeometry, CheckpointError, CheckpointTypeError, CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import checked_int
 
 SIZES = (
     "hash_block_size",

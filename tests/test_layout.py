@@ -5,6 +5,7 @@ import importlib
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -24,14 +25,16 @@ IMPORTS: dict[str, set[str]] = {
     "kernels": set(),
     "geometry": {"errors"},
     "course": {"engine", "errors"},
-    "models": {"errors", "geometry"},
+    "models": {"errors"},
     "planner": {"errors", "geometry"},
-    "__main__": {"errors", "geometry", "planner"},
+    "__main__": {"errors"},
+    "cli": {"errors"},
+    "why": {"geometry", "planner"},
     "engine": {"errors", "geometry", "planner"},
-    "metadata": {"errors", "geometry", "planner"},
+    "metadata": {"errors", "planner"},
     "draw": {"engine", "errors", "geometry", "planner"},
-    "exporter": {"errors", "geometry", "kernels", "metadata"},
-    "replay": {"errors", "geometry", "models", "planner"},
+    "exporter": {"errors", "kernels", "metadata"},
+    "replay": {"errors", "models", "planner"},
     "bench": {"errors", "exporter", "kernels", "metadata", "planner", "replay"},
     "explore": {"draw", "errors", "figures", "geometry", "models", "planner", "replay"},
     "figures": {"bench", "draw", "engine", "errors", "geometry", "models", "planner", "replay"},
@@ -130,13 +133,74 @@ def test_no_import_goes_in_a_circle() -> None:
     assert done == set(IMPORTS), f"these import each other: {set(IMPORTS) - done}"
 
 
+def test_the_core_stands_alone(tmp_path: Path, root: Path) -> None:
+    """Its modules by themselves, in an empty folder: plan, build the metadata, export."""
+    package = tmp_path / "mambackpt"
+    package.mkdir()
+    for name in ("__init__.py", "__init__.pyi", *(f"{m}.py" for m in CORE if m != "kernels")):
+        shutil.copy(root / "mambackpt" / name, package)
+    shutil.copytree(root / "kernels", package / "kernels")
+    done = subprocess.run(
+        [sys.executable, "-P", root / "tests" / "core_child.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{package}", "([7680], [4])", "torch", "triton"]
+
+
+def test_the_core_can_be_read_in_a_day(root: Path) -> None:
+    files = [root / "mambackpt" / f"{m}.py" for m in CORE if m != "kernels"]
+    files += (root / "kernels").glob("*.py")
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 2300
+
+
+def test_no_function_is_longer_than_a_page(root: Path) -> None:
+    """60 lines of body, docstring left out."""
+    for path in modules(root):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                told = ast.get_docstring(node, clean=False) is not None
+                body = node.body[told:] or node.body
+                lines = (node.end_lineno or 0) - body[0].lineno + 1
+                assert lines <= 60, f"{path.name}:{node.lineno} {node.name} has {lines} lines"
+
+
+def test_every_module_is_on_the_map(root: Path) -> None:
+    """CONTRIBUTING's table says what each module is for: nobody searches, nothing is hidden."""
+    rows = [
+        line
+        for line in (root / "CONTRIBUTING.md").read_text().splitlines()
+        if line.startswith("| ") and "`" in line
+    ]
+    named: set[str] = set()
+    for row in rows:
+        room = ""
+        for word in re.findall(r"`([\w/.]+)`", row):
+            if word.endswith("/"):
+                room = word
+            named.add(word if "/" in word else room + word)
+    known = {
+        str(path.relative_to(root)) for path in modules(root) if path.name != "__init__.py"
+    } - {"mambackpt/__init__.py"}
+    known = {name for name in known if not name.endswith("/command.py")}
+    mapped = {name for name in named if name.endswith(".py")} - {"command.py"}
+    assert known - mapped == set(), "say in CONTRIBUTING.md what these are for"
+    assert {m for m in mapped if m.startswith("mambackpt/")} - known == set(), "not there"
+
+
 def test_importing_the_kit_loads_no_heavy_library() -> None:
     code = f"import sys, mambackpt; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("module", ["planner", "models", "engine", "replay", "__main__"])
+@pytest.mark.parametrize(
+    "module", ["planner", "models", "engine", "replay", "why", "cli", "__main__"]
+)
 def test_the_plain_modules_load_no_heavy_library(module: str) -> None:
     code = f"import sys, mambackpt.{module}; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

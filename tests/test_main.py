@@ -34,6 +34,15 @@ def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[s
     assert "why" in capsys.readouterr().err
 
 
+def test_no_command_lists_the_commands_with_what_each_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for name, (_, does) in COMMANDS.items():
+        assert f"{name} {does}" in told
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:

@@ -484,5 +484,22 @@ def test_lists_of_numpy_integers_give_plain_ints() -> None:
 
 
 def test_an_unknown_formula_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(CheckpointValueError, match=r"'current', 'before-0\.32'"):
+    with pytest.raises(CheckpointValueError, match=r"expected one of current, before-0\.32"):
         explain([9], [9], CacheGeometry(16, 64, 16, 16), formula="0.31")
+
+
+NAMES = ("hash_block", "mamba_block", "checkpoint_alignment", "cache_hit_alignment", "lookahead")
+
+
+@pytest.mark.parametrize("boolean", [True, False, np.True_, np.False_])
+@pytest.mark.parametrize("at", range(5), ids=NAMES)
+@pytest.mark.parametrize("sizes", [(16, 64, 16, 16, 0), (1, 1, 1, 1, 1), (1, 1, 1, 1, 0)])
+def test_a_boolean_is_no_size(at: int, boolean: object, sizes: tuple[object, ...]) -> None:
+    """Also where it equals a size that was accepted before: True is no hash unit of 1."""
+
+    def plan(H: object, M: object, A: object, U: object, lookahead: object) -> object:
+        return compute_mamba_prefill_checkpoints([9], [9], H, M, A, False, U, lookahead)  # type: ignore[call-overload]
+
+    plan(*sizes)
+    with pytest.raises(CheckpointError, match=NAMES[at]):
+        plan(*sizes[:at], boolean, *sizes[at + 1 :])

@@ -40,8 +40,8 @@ from mambackpt.engine import (
     Written,
     simulate,
 )
-from mambackpt.errors import CheckpointValueError
-from mambackpt.geometry import CacheGeometry, checked_int
+from mambackpt.errors import CheckpointValueError, checked_int
+from mambackpt.geometry import CacheGeometry
 
 MOST_FRAMES = 40
 MOST_MEGABYTES = 0.5

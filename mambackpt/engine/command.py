@@ -9,7 +9,7 @@ from mambackpt.engine.chats import branching_chats
 from mambackpt.engine.report import Report, check_lockstep, describe_history
 from mambackpt.engine.settings import Settings
 from mambackpt.engine.variants import VARIANTS
-from mambackpt.geometry import checked_int
+from mambackpt.errors import checked_int
 
 
 def _retention(text: str) -> int | None:
@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--drop", action="store_true", help="speculative decoding drops the last matched unit")
     add("--no-checkpoints", action="store_true", help="without checkpoints inside a chunk")
     add("--groups", type=int, default=1, help="recurrent cache groups")
-    add("--seeds", type=int, default=30, help="how many chats, of 24 requests each")
+    add("--seeds", default="30", help="how many chats, of 24 requests each")
     add("--json", action="store_true", help="print one JSON object")
     return parser
 

@@ -6,8 +6,8 @@ from math import lcm
 
 from mambackpt.engine.splitter import Splitter
 from mambackpt.engine.variants import Variant, find_variant
-from mambackpt.errors import CheckpointTypeError, CheckpointValueError
-from mambackpt.geometry import CacheGeometry, checked_int
+from mambackpt.errors import CheckpointTypeError, CheckpointValueError, checked_int
+from mambackpt.geometry import CacheGeometry
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ M Mamba block, H hash unit, U cache-hit alignment, A checkpoint alignment: all i
 from dataclasses import dataclass, field
 
 from mambackpt.engine.variants import Query, Variant, find_variant
-from mambackpt.errors import CheckpointValueError
-from mambackpt.geometry import CacheGeometry, checked_int
+from mambackpt.errors import CheckpointValueError, checked_int
+from mambackpt.geometry import CacheGeometry
 
 
 @dataclass(frozen=True, slots=True)

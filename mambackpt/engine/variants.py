@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from mambackpt.errors import CheckpointValueError
+from mambackpt.errors import checked_choice
 from mambackpt.planner import (
     POSITION_FORMULAS,
     get_mamba_prefill_checkpoint_position,
@@ -110,11 +110,7 @@ def find_variant(variant: str | Variant) -> Variant:
     """
     if isinstance(variant, Variant):
         return variant
-    if variant not in VARIANTS:
-        raise CheckpointValueError(
-            f"variant is {variant!r}; expected one of {', '.join(VARIANTS)}. Try 'vllm-0.33'."
-        )
-    return VARIANTS[variant]()
+    return VARIANTS[checked_choice("variant", variant, VARIANTS)]()
 
 
 @named_variant

@@ -27,9 +27,9 @@ from mambackpt.draw import (
     show,
     style,
 )
-from mambackpt.errors import CheckpointValueError
+from mambackpt.errors import CheckpointValueError, checked_int
 from mambackpt.explore.widgets import Explorer, explore, number
-from mambackpt.geometry import CacheGeometry, checked_int
+from mambackpt.geometry import CacheGeometry
 from mambackpt.planner import Decision, Reason, explain
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mambackpt.errors import CheckpointTypeError, CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointTypeError, CheckpointValueError, checked_choice, checked_int
 from mambackpt.models.hybrid import HybridModel
 from mambackpt.models.layers import (
     GDN,
@@ -183,12 +182,9 @@ def from_config(config: object, **serving: Any) -> HybridModel:
             "with to_dict(). Try json.load(open('config.json'))."
         )
     read = _Config(config)
-    if read.kind not in _FAMILIES:
-        raise CheckpointValueError(
-            f"model_type is {read.kind!r}; expected one of {', '.join(_FAMILIES)}. "
-            "Try HybridModel(name, recurrent layer, attention) for another family."
-        )
-    recurrent, attention = _FAMILIES[read.kind](read)
+    hint = "Try HybridModel(name, recurrent layer, attention) for another family."
+    family = checked_choice("model_type", read.kind, _FAMILIES, hint=hint)
+    recurrent, attention = _FAMILIES[family](read)
     # Engine defaults: Nemotron-H and KDA keep an fp32 state, the other families the model's dtype.
     default = "fp32" if read.kind in ("nemotron_h", "kimi_linear") else "bf16"
     dtype = read.fields.get("mamba_ssm_cache_dtype") or read.fields.get("mamba_ssm_dtype")

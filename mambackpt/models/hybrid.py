@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from math import lcm
 
-from mambackpt.errors import CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointValueError, checked_int
 from mambackpt.models.layers import (
     GroupedAttention,
     LatentAttention,

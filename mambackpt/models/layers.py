@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields
 from math import prod
 from typing import ClassVar
 
-from mambackpt.errors import CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointValueError, checked_choice, checked_int
 
 BYTES_OF = {
     **dict.fromkeys(("fp32", "float32"), 4),
@@ -29,11 +28,7 @@ def bytes_of(dtype: str) -> int:
     an unknown one.
     """
     name = str(dtype).removeprefix("torch.")
-    if name not in BYTES_OF:
-        raise CheckpointValueError(
-            f"dtype is {dtype!r}; expected one of {', '.join(BYTES_OF)}. Try 'bf16'."
-        )
-    return BYTES_OF[name]
+    return BYTES_OF[checked_choice("dtype", name, BYTES_OF)]
 
 
 def _shard(name: str, size: int, ranks: int) -> int:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from mambackpt.errors import CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointValueError, checked_int
 from mambackpt.models import PRESETS
 from mambackpt.replay.rules import MarconiCosts, Place, Rule, Sizes, Span, get_rule
 from mambackpt.replay.trace import Int64Array, Trace

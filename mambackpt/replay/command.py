@@ -9,8 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
-from mambackpt.errors import CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointValueError, checked_int
 from mambackpt.models import PRESETS
 from mambackpt.replay.case import EVICTIONS
 from mambackpt.replay.files import LAYOUTS, load_trace

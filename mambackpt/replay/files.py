@@ -11,8 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
-from mambackpt.errors import CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointValueError, checked_int
 from mambackpt.replay.trace import BlockNumbers, NotChained, Runs, Trace, TraceRows
 
 _GRAINS = {"mooncake": 512, "bailian": 16}  # tokens per block of the published files

@@ -6,7 +6,7 @@ from functools import cache
 from heapq import heappop, heappush
 from random import Random
 
-from mambackpt.geometry import checked_int
+from mambackpt.errors import checked_int
 from mambackpt.replay.trace import Runs, Trace, TraceRows, TraceStatistics
 
 

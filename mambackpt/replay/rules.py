@@ -27,8 +27,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
-from mambackpt.errors import CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointValueError, checked_int
 from mambackpt.planner import (
     get_mamba_prefill_checkpoint_position,
     is_mamba_prefill_checkpoint_valid,

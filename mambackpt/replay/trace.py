@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mambackpt.errors import CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointValueError, checked_int
 
 Int64Array: TypeAlias = NDArray[np.int64]
 Runs: TypeAlias = list[list[int]]  # [[first, count], ...] of block numbers

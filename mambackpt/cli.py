@@ -1,0 +1,122 @@
+"""What all commands share: numbers, sizes and names from the command line, and tables for it.
+
+Errors name the option as it was typed. The commands themselves stand in their rooms' `command.py`.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from mambackpt.errors import CheckpointValueError, checked_choice
+
+T = TypeVar("T", bound=str)
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", start=1)}
+
+
+def whole_number(option: str, text: str, *, least: int = 1) -> int:
+    """Return the number that an option was given.
+
+    >>> whole_number("--seed", "2,000", least=0)
+    2000
+
+    Thousands may be separated. Raises CheckpointValueError for anything below ``least``, and for
+    what is no whole number.
+    """
+    digits = text.strip().replace(",", "").replace("_", "")
+    if not digits.isdecimal() or int(digits) < least:
+        raise CheckpointValueError(
+            f"{option} is {text!r}; expected a whole number of at least {least}. "
+            f"Try {option} {max(least, 1000)}."
+        )
+    return int(digits)
+
+
+def whole_numbers(option: str, text: str, *, least: int = 1) -> list[int]:
+    """Return the numbers of a list with commas.
+
+    >>> whole_numbers("--block", "512,2048")
+    [512, 2048]
+
+    Raises CheckpointValueError where one is below ``least`` or no whole number.
+    """
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= least for part in numbers):
+        raise CheckpointValueError(
+            f"{option} is {text!r}; expected whole numbers of at least {least} with commas between "
+            f"them. Try {option} 512,2048."
+        )
+    return [int(part) for part in numbers]
+
+
+def bytes_of(option: str, text: str) -> int:
+    """Return a size in bytes: decimal units (GB) and binary ones (GiB).
+
+    >>> bytes_of("--pool", "1.5TB"), bytes_of("--pool", "16GiB")
+    (1500000000000, 17179869184)
+
+    Raises CheckpointValueError for a size without a unit, and for one that is no size.
+    """
+    number = text.strip().rstrip("BKMGTi")
+    unit = text.strip()[len(number) :]
+    try:
+        amount = float(number) * _UNITS[unit]
+    except (ValueError, KeyError):
+        amount = math.nan
+    if not (math.isfinite(amount) and round(amount) >= 1):
+        plain = number.isdecimal() and not unit
+        raise CheckpointValueError(
+            f"{option} is {text!r}; expected a size with its unit, one of {', '.join(_UNITS)}. "
+            f"Try {option} {number if plain and int(number) else 320}GB."
+        )
+    return round(amount)
+
+
+def names_of(text: str) -> list[str]:
+    """Split at the commas that are in no bracket.
+
+    >>> names_of("last,trtllm(from_end=[0, 512])")
+    ['last', 'trtllm(from_end=[0, 512])']
+    """
+    names, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and not depth:
+            names.append("")
+        else:
+            names[-1] += letter
+    return [name.strip() for name in names]
+
+
+def choices_of(option: str, text: str, known: Iterable[T], *, separator: str = ",") -> list[T]:
+    """Return the names of a list, each one of the known ones.
+
+    >>> choices_of("--layer", "kimi-k3, qwen3-next", ["kimi-k3", "qwen3-next"])
+    ['kimi-k3', 'qwen3-next']
+
+    Raises CheckpointValueError for another name, and says which known one it resembles.
+    """
+    listed = list(known)
+    return [checked_choice(option, name.strip(), listed) for name in text.split(separator)]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, words: int = 1) -> str:
+    """Return a table as text: the first ``words`` columns to the left, numbers to the right.
+
+    >>> print(table(["model", "block"], [["A", 1056], ["long name", 16]]))
+    model      block
+    A          1,056
+    long name     16
+    """
+    cells = [list(header)]
+    cells += [[f"{c:,}" if type(c) is int else str(c) for c in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if at < words else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
