@@ -30,7 +30,7 @@ IMPORTS: dict[str, set[str]] = {
     "__main__": {"errors"},
     "cli": {"errors"},
     "why": {"geometry", "planner"},
-    "engine": {"errors", "geometry", "planner"},
+    "engine": {"cli", "errors", "geometry", "planner"},
     "metadata": {"errors", "planner"},
     "draw": {"engine", "errors", "geometry", "planner"},
     "exporter": {"errors", "kernels", "metadata"},

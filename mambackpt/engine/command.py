@@ -5,11 +5,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from mambackpt.cli import whole_number
 from mambackpt.engine.chats import branching_chats
 from mambackpt.engine.report import Report, check_lockstep, describe_history
 from mambackpt.engine.settings import Settings
 from mambackpt.engine.variants import VARIANTS
-from mambackpt.errors import checked_int
 
 
 def _retention(text: str) -> int | None:
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_running=1,
         variant=given.variant,
     )
-    seeds = range(checked_int("seeds", given.seeds, unit="chats"))
+    seeds = range(whole_number("--seeds", given.seeds))
     report = check_lockstep(map(branching_chats, seeds), settings)
     print(_as_json(report) if given.json else _as_text(report))
     return 1 if report.violations else 0
