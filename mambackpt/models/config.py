@@ -13,6 +13,7 @@ from mambackpt.models.layers import (
     KDA,
     GroupedAttention,
     LatentAttention,
+    LinearAttention,
     Mamba1,
     Mamba2,
     RecurrentLayer,
@@ -140,6 +141,11 @@ def _short_conv(c: _Config) -> _Layers:
     return ShortConv(c.size("conv_dim", "hidden_size"), c.size("conv_L_cache")), c.attention()
 
 
+def _lightning(c: _Config) -> _Layers:
+    attention = c.attention()
+    return LinearAttention(c.size("num_attention_heads"), attention.head_dim), attention
+
+
 _FAMILIES: dict[str, Callable[[_Config], _Layers]] = {
     **dict.fromkeys(("qwen3_next", "olmo_hybrid"), _gated_delta),
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _gated_delta),
@@ -147,6 +153,7 @@ _FAMILIES: dict[str, Callable[[_Config], _Layers]] = {
     "jamba": _mamba1,
     "kimi_linear": _kimi_delta,
     **dict.fromkeys(("lfm2", "lfm2_moe"), _short_conv),
+    "minimax": _lightning,
 }
 
 

@@ -290,6 +290,7 @@ def test_the_model_library_s_config_objects_are_read(name: str, block: int) -> N
         ("OlmoHybridConfig", GDN(30, 30, 96, 192), (24, 8)),
         ("Qwen3_5Config", GDN(16, 32, 128, 128), (24, 8)),
         ("Qwen3_5MoeConfig", GDN(16, 32, 128, 128), (30, 10)),
+        ("MiniMaxConfig", LinearAttention(32, 128), (16, 16)),
     ],
 )
 def test_every_family_of_the_model_library_can_be_read(
@@ -329,6 +330,19 @@ def test_the_window_has_the_channels_and_taps_of_the_real_model(
     }
     layer = from_config(config).recurrent
     assert found == {(layer.conv_channels(), layer.conv_width)}  # type: ignore[attr-defined]
+
+
+def test_linear_attention_without_a_convolution_keeps_what_the_real_model_keeps() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    config = transformers.MiniMaxConfig(
+        **{"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+        num_local_experts=2,
+    )
+    cache = transformers.AutoModel.from_config(config)(torch.arange(8)[None]).past_key_values
+    [state] = [kept for kept in cache.linear_cache if len(kept)]
+    assert state.shape[1:] == from_config(config).recurrent.recurrent_shape()
 
 
 def test_a_head_size_left_to_the_model_is_worked_out() -> None:
