@@ -23,11 +23,11 @@ class CheckpointError(Exception):
 
 
 class CheckpointValueError(CheckpointError, ValueError):
-    """A value of the right type that the rule cannot take."""
+    """A value of the right type that cannot be taken."""
 
 
 class CheckpointTypeError(CheckpointError, TypeError):
-    """A value of a type that the rule cannot take."""
+    """A value of a type that cannot be taken."""
 
 
 def checked_int(name: str, value: object, *, least: int = 1, unit: str = "tokens") -> int:

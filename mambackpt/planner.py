@@ -48,7 +48,7 @@ class Reason(Enum):
 class Decision:
     """What the planner decided for one row, and why.
 
-    ``position`` is the token count that the rule asks for, also where it is declined; ``offset`` is
+    ``position`` is the token count that was asked for, also where it is declined; ``offset`` is
     its distance from the query's start and ``column`` its place in the block-table row (0 and -1
     when declined); ``candidate_column`` is the column a checkpoint of this query would use.
     """
@@ -75,7 +75,7 @@ def get_mamba_prefill_checkpoint_position(
     7168
 
     Tokens in, tokens out; 0 means nowhere. One token is always left to recompute, for its logits.
-    The planner passes the cache-hit alignment as ``hash_block_size``. Rule of vllm 0.32 and later.
+    The planner passes the cache-hit alignment as ``hash_block_size``. Source: vllm 0.32 and later.
     """
     unit = hash_block_size
     if unit <= 0:
@@ -88,7 +88,7 @@ def get_mamba_prefill_checkpoint_position(
 
 
 def _position_before_0_32(num_tokens: int, unit: int, drop_eagle_block: bool, _: int = 0) -> int:
-    """The earlier rule: it dropped two units from a prompt that ends on a boundary."""
+    """The earlier formula: it dropped two units from a prompt that ends on a boundary."""
     position = (num_tokens - 1) // unit * unit - (unit if drop_eagle_block else 0)
     return max(position, 0)
 
@@ -273,7 +273,7 @@ def _plan_loop(
     query_lens: Sequence[int],
     grids: _Grids,
 ) -> tuple[list[int], list[int]] | None:
-    """The rule, one row at a time, without a call: what small batches run.
+    """Position and conditions, one row at a time, without a call: what small batches run.
 
     None where a checkpoint would follow from a length that is no int: convert it, or refuse it.
     """
@@ -304,7 +304,7 @@ def _plan_arrays(
     query: Int64Array,
     grids: _Grids,
 ) -> tuple[Int64Array, Int64Array]:
-    """The rule on whole columns of rows: what large batches run."""
+    """Position and conditions on whole columns of rows: what large batches run."""
     offsets = np.zeros(len(seq), np.int64)
     columns = np.full(len(seq), -1, np.int64)
     for low in range(0, len(seq), _ROWS_AT_ONCE):

@@ -82,7 +82,7 @@ class HybridModel:
         return self.model_state_bytes / self.model_token_bytes
 
     def block_size(self) -> int:
-        """Return the tokens of a block: the platform rule of vllm 0.33.0.
+        """Return the tokens of a block: as the platform of vllm 0.33.0 does.
 
         >>> from dataclasses import replace
         >>> from mambackpt.models import PRESETS
