@@ -3,8 +3,24 @@
 The order of last use is kept by request: what request k used last leaves before what any later one
 did. So eviction takes whole requests, and only the one at the end of the order is ever taken apart;
 a lookup compares depths (of blocks) or the number of a request with the first that has states left.
+
+Letters and words:
+
+    g      tokens per block of the trace
+    R      requests; i is served now, k an earlier one
+    S      bytes of a state; 0 where states have a pool of their own
+    f      the front: the first request that has anything left
+    n      how many items
+    over   bytes above the limit; 0 or less: it fits
+    run    consecutive block numbers: `first`, `count`, and `base`, the blocks before it on its
+           path; a path is a request's runs in order, of which `row[i]` is the first
+    fork   the last block that request i shares with an earlier one
+    user   who used a block or a state last
+    bound  nothing of request i, or of what it is about to use, is due before this request's turn
+    new    items that are written now; `gone` are evicted
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -184,6 +200,19 @@ class _Order:
         return over
 
 
+def _grid_rows(
+    trace: Trace, margin: int, stride: int, wanted: Int64Array
+) -> Iterator[tuple[int, ...]]:
+    """What the walk reads of each request: blocks, tokens of the prefix, states, the forks."""
+    shared_states = np.minimum(trace.shared // stride, wanted)
+    columns = (
+        *(trace.length, trace.shared, trace.ceiling - margin, trace.block_at(trace.shared)),
+        *((trace.prompt - 1) // trace.grain * trace.grain, wanted, shared_states),
+        trace.block_at(shared_states * stride),
+    )
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
 def _walk_grid(case: Case, stride: int, wanted: Int64Array) -> Columns:
     """All kept states as stretches; ``wanted`` of each request, every ``stride`` blocks."""
     trace, g, margin, limit = case.trace, case.trace.grain, case.margin, case.limit or 0
@@ -196,13 +225,8 @@ def _walk_grid(case: Case, stride: int, wanted: Int64Array) -> Columns:
     state_low, state_count, state_user = grid.low, grid.count, grid.user
     attention, reused, written, evicted = [0] * R, [0] * R, [0] * R, [0] * R
     used = 0
-    shared_states = np.minimum(trace.shared // stride, wanted)
-    columns = (
-        trace.length, trace.shared, trace.ceiling - margin, trace.block_at(trace.shared),
-        (trace.prompt - 1) // g * g, wanted, shared_states, trace.block_at(shared_states * stride),
-    )  # fmt: skip
-    for i, (length, shared, found, fork, most, want, known, state_fork) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
+    for i, (length, shared, prefix, fork, most, want, known, state_fork) in enumerate(
+        _grid_rows(trace, margin, stride, wanted)
     ):
         if not length:  # no full block: nothing to look up or to keep
             continue
@@ -213,8 +237,8 @@ def _walk_grid(case: Case, stride: int, wanted: Int64Array) -> Columns:
                 cached, bound = blocks.held_depth(run, shared)
                 if not cached:
                     bound = i
-                found = min(cached * g, most) - margin
-            attention[i] = found if found > 0 else 0
+                prefix = min(cached * g, most) - margin
+            attention[i] = prefix if prefix > 0 else 0
         have = hit = 0
         if known:
             have = known
@@ -304,14 +328,14 @@ def _plans(case: Case) -> list[_Plan]:
     after_previous = np.minimum(ceiling, trace.shared_with_previous * trace.grain)
     request = Lengths(trace.prompt, trace.output, trace.message)
     plans = []
-    for found in (ceiling, after_previous):
-        joint = found // B * B
-        positions = rule.place(request, Match(found, joint), case.settings)
+    for prefix in (ceiling, after_previous):
+        joint = prefix // B * B
+        positions = rule.place(request, Match(prefix, joint), case.settings)
         spans = [position for position in positions if type(position) is Span]
         if sum(span_counts(trace, span).sum() for span in spans) > trace.size:
             return []
         places = [places_of(trace, position) for position in positions]
-        keys = np.concatenate([(owner << 32) - depth for owner, depth in places] or [found[:0]])
+        keys = np.concatenate([(owner << 32) - depth for owner, depth in places] or [prefix[:0]])
         if len(places) > 1 or spans:
             keys.sort()
             keys = keys[np.append(True, np.diff(keys) > 0)[: len(keys)]]
@@ -319,7 +343,7 @@ def _plans(case: Case) -> list[_Plan]:
         depth = (owner << 32) - keys
         ends = np.searchsorted(owner, np.arange(len(trace) + 1))
         seen = np.bincount(owner[depth <= trace.shared[owner]], minlength=len(trace))
-        columns = (found, joint, seen, ends, trace.find_blocks(owner, depth))
+        columns = (prefix, joint, seen, ends, trace.find_blocks(owner, depth))
         plans.append(_Plan(*(column.tolist() for column in columns)))
     return plans
 
@@ -327,7 +351,7 @@ def _plans(case: Case) -> list[_Plan]:
 class _States(_Order):
     """The order of last use where states are kept one by one.
 
-    Lengths k used ``states[k]`` states last. ``user`` is each state's last user, -1 for none; where
+    Request k used ``states[k]`` states last. ``user`` is each state's last user, -1 for none; where
     that is before the first request that has any left, it is gone, whatever ``has_state`` says.
     """
 
@@ -370,6 +394,20 @@ class _States(_Order):
             keep = plan.blocks[plan.ends[k] : plan.ends[k + 1]]
         hit = self.hits[k]
         return keep if hit < 0 or (self.refresh and hit in keep) else [hit, *keep]
+
+    def use_states(self, i: int, keep: list[int]) -> None:
+        """Request i keeps states of which some are there already, and none is due."""
+        user, states, oldest = self.user, self.states, self.front
+        for block in keep:
+            k = user[block]
+            if k < oldest:
+                self.has_state[block] = 1
+            elif self.refresh:
+                states[k] -= 1
+            else:
+                continue
+            user[block] = i
+            states[i] += 1
 
     def keep_states(self, i: int, keep: list[int], over: int) -> tuple[int, int]:
         """Keep states of request i, of which some may be due before their turn.
@@ -423,51 +461,101 @@ class _States(_Order):
             self.over -= n * S
 
 
-def _last_runs(trace: Trace, found: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """The run that each request's first ``found`` tokens end in, and one past their last block."""
-    run, end = np.zeros((2, len(trace)), np.int64)
-    request = np.flatnonzero(found >= trace.grain)
-    depth = found[request] // trace.grain
-    run[request] = trace.run_at(request, depth)
-    end[request] = trace.find_blocks(request, depth) + 1
-    return run, end
+class _StateWalk:
+    """What the walk over single states reads, and the parts of it that few requests need."""
+
+    def __init__(self, case: Case) -> None:
+        trace, R = case.trace, len(case.trace)
+        self.case, self.paths, self.plans = case, trace.paths, _plans(case)
+        no_plan = _Plan([-1] * R, [-1] * R, [0] * R, [0] * (R + 1), [])
+        self.all_kept, self.little_kept = self.plans or [no_plan, no_plan]
+        self.order = _States(case, self.plans)
+        self.request, self.match = Lengths(0), Match()
+        self.details = [column.tolist() for column in (trace.prompt, trace.output, trace.message)]
+        self.most = ((trace.prompt - 1) // trace.grain * trace.grain).tolist()
+        self.splits = [False] * R if self.plans else trace.splits.tolist()
+        self.prefix = (trace.ceiling - case.margin).clip(0)
+
+    def rows(self) -> Iterator[tuple[int, ...]]:
+        """Blocks, shared blocks, tokens of the prefix, fork, its run and end, then the plan's."""
+        trace, plan = self.case.trace, self.all_kept
+        columns = (trace.length, trace.shared, self.prefix, trace.block_at(trace.shared))
+        lists = [column.tolist() for column in (*columns, *self._last_runs())]
+        planned = plan.attention, plan.joint, plan.ends[1:], plan.seen
+        return zip(*lists, *planned, strict=True)
+
+    def _last_runs(self) -> tuple[Int64Array, Int64Array]:
+        """The run that each request's prefix ends in, and one past its last block."""
+        trace, g = self.case.trace, self.case.trace.grain
+        run, end = np.zeros((2, len(trace)), np.int64)
+        request = np.flatnonzero(self.prefix >= g)
+        depth = self.prefix[request] // g
+        run[request] = trace.run_at(request, depth)
+        end[request] = trace.find_blocks(request, depth) + 1
+        return run, end
+
+    def rest_of_prefix(self, i: int, shared: int) -> tuple[int, int, int, int, int]:
+        """Where a part of the shared blocks was evicted: (blocks, bound, tokens, run, end)."""
+        paths, g, run = self.paths, self.case.trace.grain, self.paths.row[i + 1] - 1
+        cached, bound = self.order.blocks.held_depth(run, shared)
+        prefix = max(min(cached * g, self.most[i]) - self.case.margin, 0)
+        end = prefix // g
+        while paths.base[run] >= end > 0:
+            run -= 1
+        end += paths.first[run] - paths.base[run]
+        return cached, bound if cached else i, prefix, run, end
+
+    def older_state(self, state: int, run: int, oldest: int) -> tuple[int, int]:
+        """The deepest state that is left above one that is gone, and its run; -1: there is none."""
+        paths, has_state, user = self.paths, self.order.has_state, self.order.user
+        while state < 0 or user[state] < oldest:
+            if state >= 0:
+                has_state[state] = 0
+                state = has_state.rfind(1, paths.first[run], state)
+            elif paths.base[run]:
+                run -= 1
+                first = paths.first[run]
+                state = has_state.rfind(1, first, first + paths.count[run])
+            else:
+                break
+        return state, run
+
+    def keep_of(
+        self, i: int, length: int, prefix: int, joint: int, whole: bool
+    ) -> tuple[list[int], int]:
+        """What the rule keeps of a request that did not match what the first plan guessed.
+
+        Returns the blocks, and how many of them an earlier request may have had.
+        """
+        plan, trace = self.little_kept, self.case.trace
+        if joint == plan.joint[i] and prefix == plan.attention[i]:
+            self.order.by_plan[i] = 1
+            return plan.blocks[plan.ends[i] : plan.ends[i + 1]], plan.seen[i]
+        request, match = self.request, self.match
+        request.prompt, request.output, request.message = (c[i] for c in self.details)
+        match.attention, match.joint = prefix, joint
+        match.splits = self.splits[i] and whole
+        positions = self.case.rule.place(request, match, self.case.settings)
+        depths = depths_of(positions, trace.grain, length)
+        keep = self.order.listed[i] = self.paths.blocks_at(self.paths.row[i + 1] - 1, depths)
+        return keep, len(keep)
 
 
 def _walk_states(case: Case) -> Columns:
     """States one by one, as plans or the rule itself place them."""
-    trace, g, rule, margin = case.trace, case.trace.grain, case.rule, case.margin
-    R, size, limit = len(trace), case.block_bytes, case.limit or 0
-    S = 0 if case.state_limit is not None else case.state_bytes  # in the pool of the blocks
-    plans = _plans(case)
-    all_kept, little_kept = plans or [_Plan([-1] * R, [-1] * R, [0] * R, [0] * (R + 1), [])] * 2
-    planned = all_kept.blocks
-    paths = trace.paths
-    row, base, first, length_of = paths.row, paths.base, paths.first, paths.count
-    order = _States(case, plans)
-    blocks, evict = order.blocks, order.evict
-    take_over = blocks.take_over
-    low, count, block_user = blocks.low, blocks.count, blocks.user
-    has_state, user, states, hits = order.has_state, order.user, order.states, order.hits
-    refresh, own_pool, find = order.refresh, order.own_pool, order.has_state.rfind
-    request, match = Lengths(0), Match()
-    details = [column.tolist() for column in (trace.prompt, trace.output, trace.message)]
-    most = ((trace.prompt - 1) // g * g).tolist()
-    splits = [False] * R if plans else trace.splits.tolist()
+    walk, g, R = _StateWalk(case), case.trace.grain, len(case.trace)
+    order, paths, planned = walk.order, walk.paths, walk.all_kept.blocks
+    size, limit, own_pool = case.block_bytes, case.limit or 0, order.own_pool
+    S = 0 if own_pool else case.state_bytes
+    row, base, first = paths.row, paths.base, paths.first
+    low, count, block_user = order.blocks.low, order.blocks.count, order.blocks.user
+    has_state, user, states, find = order.has_state, order.user, order.states, order.has_state.rfind
+    evict, take_over, hits = order.evict, order.blocks.take_over, order.hits
+    attention = walk.prefix.tolist()
     reused, written, evicted = [0] * R, [0] * R, [0] * R
     used = oldest = to = 0
-    found_at_most = (trace.ceiling - margin).clip(0)
-    columns = (trace.length, trace.shared, found_at_most, trace.block_at(trace.shared))
-    lists = [column.tolist() for column in (*columns, *_last_runs(trace, found_at_most))]
-    attention = lists[2].copy()
-    for i, (length, shared, found, fork, run, end, guess, joint_guess, upto, seen) in enumerate(
-        zip(
-            *lists,
-            all_kept.attention,
-            all_kept.joint,
-            all_kept.ends[1:],
-            all_kept.seen,
-            strict=True,
-        )
+    for i, (length, shared, prefix, fork, run, end, guess, joint_guess, upto, seen) in enumerate(
+        walk.rows()
     ):
         at, to = to, upto
         if not length:  # no full block: nothing to look up or to keep
@@ -476,42 +564,20 @@ def _walk_states(case: Case) -> Columns:
         if shared:
             bound = block_user[fork]
             if low[bound] + count[bound] < shared:
-                cached, bound = blocks.held_depth(row[i + 1] - 1, shared)
-                if not cached:
-                    bound = i
-                found = max(min(cached * g, most[i]) - margin, 0)
-                run, end = row[i + 1] - 1, found // g
-                while base[run] >= end > 0:
-                    run -= 1
-                end += first[run] - base[run]
-                attention[i] = found
-            if found >= g:
+                cached, bound, prefix, run, end = walk.rest_of_prefix(i, shared)
+                attention[i] = prefix
+            if prefix >= g:
                 state = find(1, first[run], end)
-                while state < 0 or user[state] < oldest:
-                    if state >= 0:
-                        has_state[state] = 0
-                        state = find(1, first[run], state)
-                    elif base[run]:
-                        run -= 1
-                        state = find(1, first[run], first[run] + length_of[run])
-                    else:
-                        break
-                else:
+                if state < 0 or user[state] < oldest:
+                    state, run = walk.older_state(state, run, oldest)
+                if state >= 0:
                     reused[i] = joint = (base[run] + state - first[run] + 1) * g
                     if user[state] < bound:
                         bound = user[state]
-        if joint == joint_guess and found == guess:
+        if joint == joint_guess and prefix == guess:
             keep = planned[at:to]
-        elif joint == little_kept.joint[i] and found == little_kept.attention[i]:
-            keep = little_kept.blocks[little_kept.ends[i] : little_kept.ends[i + 1]]
-            order.by_plan[i], seen = 1, little_kept.seen[i]
         else:
-            request.prompt, request.output, request.message = (c[i] for c in details)
-            match.attention, match.joint = found, joint
-            match.splits = splits[i] and cached == shared
-            positions = rule.place(request, match, case.settings)
-            keep = paths.blocks_at(row[i + 1] - 1, depths_of(positions, g, length))
-            order.listed[i], seen = keep, len(keep)
+            keep, seen = walk.keep_of(i, length, prefix, joint, cached == shared)
         new = len(keep)
         if seen:
             for block in keep:
@@ -520,18 +586,16 @@ def _walk_states(case: Case) -> Columns:
                     new -= 1
                     if k < bound:
                         bound = k
+        # As in a grid: all that is due at once, where nothing of this request is.
         over = used + (length - cached) * size + new * S - limit
-        # As in a grid: all at once where nothing of this request is due.
         if over > 0:
             over = evict(over, bound)
-            if not own_pool:
-                oldest = order.front
+            oldest = oldest if own_pool else order.front
         count[i] = length
-        step_by_step = over > 0 or own_pool
-        if step_by_step:
-            over, _ = order.evict_path(over - new * S, blocks, i, row[i + 1] - 1, cached)
-            if not own_pool:
-                oldest = order.front
+        one_by_one = over > 0 or own_pool
+        if one_by_one:
+            over, _ = order.evict_path(over - new * S, order.blocks, i, row[i + 1] - 1, cached)
+            oldest = oldest if own_pool else order.front
         used = limit + over
         if shared:
             take_over(i, block_user[fork], shared)
@@ -539,25 +603,15 @@ def _walk_states(case: Case) -> Columns:
             states[user[state]] -= 1
             states[i] = 1
             user[state], hits[i] = i, state
-        if step_by_step:
+        if one_by_one:
             new, over = order.keep_states(i, keep, over)
-            used = limit + over
-            oldest = order.oldest if own_pool else order.front
+            used, oldest = limit + over, order.oldest if own_pool else order.front
         elif new == len(keep):
             for block in keep:
                 has_state[block] = 1
                 user[block] = i
             states[i] += new
         else:
-            for block in keep:
-                k = user[block]
-                if k < oldest:
-                    has_state[block] = 1
-                elif refresh:
-                    states[k] -= 1
-                else:
-                    continue
-                user[block] = i
-                states[i] += 1
+            order.use_states(i, keep)
         written[i], evicted[i] = new, order.gone
     return attention, reused, written, evicted
