@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import median
 from time import process_time
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from mambackpt.errors import CheckpointValueError
-from mambackpt.replay import Trace, checked_case, expand_rows, replay_fast, replay_plainly
+from mambackpt.replay import Case, Options, Trace, expand_rows, replay_fast, replay_plainly
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def time_replays(
     pools: Iterable[int | None] = (None,),
     *,
     runs: int = 5,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Iterator[ReplayTiming]:
     """Time fast replays beside plain ones, in one process, loading and one warm-up left out.
 
@@ -47,7 +47,8 @@ def time_replays(
     """
     rows = expand_rows(trace)
     for rule, block, pool in product(rules, blocks, pools):
-        case = checked_case(trace, rule, block, pool_bytes=pool, **options)
+        here: Options = {**options, "pool_bytes": pool}
+        case = Case.of(trace, rule, block=block, **here)
         plain, fast = replay_plainly(case, rows), replay_fast(case)
         if not all(np.array_equal(a, b) for a, b in zip(plain, fast, strict=True)):
             raise CheckpointValueError(

@@ -1,6 +1,6 @@
 """What is a checkpoint worth? Request traces, placement rules, and their replay."""
 
-from mambackpt.replay.case import EVICTIONS, Case, checked_case
+from mambackpt.replay.case import EVICTIONS, Case, Options
 from mambackpt.replay.files import LAYOUTS, load_trace
 from mambackpt.replay.generators import (
     GENERATORS,
@@ -11,7 +11,7 @@ from mambackpt.replay.generators import (
     generate_documents,
 )
 from mambackpt.replay.plain import expand_rows, replay_plainly
-from mambackpt.replay.result import Replay, RequestRecord
+from mambackpt.replay.result import Replay
 from mambackpt.replay.rules import (
     RULES,
     Lengths,
@@ -36,15 +36,14 @@ __all__ = [
     "Case",
     "Lengths",
     "Match",
+    "Options",
     "Replay",
-    "RequestRecord",
     "Rule",
     "Sizes",
     "Span",
     "Sweep",
     "Trace",
     "TraceStatistics",
-    "checked_case",
     "describe_trace",
     "example_trace",
     "expand_rows",

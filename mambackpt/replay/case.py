@@ -1,30 +1,13 @@
-"""A replay's inputs, checked: all that the ways to replay it read."""
+"""A replay's inputs, checked once: all that the ways to replay it read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
-from mambackpt.errors import CheckpointValueError, checked_int
+from mambackpt.errors import CheckpointValueError, checked_choice, checked_int
 from mambackpt.models import PRESETS
-from mambackpt.replay.rules import MarconiCosts, Place, Rule, Sizes, Span, get_rule
+from mambackpt.replay.rules import Place, Rule, Sizes, Span, get_rule
 from mambackpt.replay.trace import Int64Array, Trace
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A replay's inputs, checked; all that the ways to replay it read."""
-
-    trace: Trace
-    rule: Rule
-    settings: Sizes
-    limit: int | None  # bytes of the pool, or of the attention pool
-    state_limit: int | None  # bytes of the states' own pool
-    eviction: str
-    block_bytes: int  # attention cache of one block of the trace
-    state_bytes: int
-    margin: int
-    costs: MarconiCosts
-
 
 # attention, reused, written, evicted
 Columns: TypeAlias = tuple[Int64Array | list[int], ...]
@@ -43,70 +26,111 @@ class ModelSizes(Protocol):
         """Bytes of one state."""
 
 
+class Options(TypedDict, total=False):
+    """What a replay may be told, beside its trace, rule and block.
+
+    ``budget`` (one prefill step; 8,192) and ``lookup_margin`` (tokens of an attention hit that
+    speculative decoding computes again; 0) are tokens. Memory is unlimited unless ``pool_bytes`` is
+    given, with the ``model`` (a `HybridModel`, or a preset's name) whose blocks and states share
+    the pool; with ``state_pool_bytes`` states have a pool of their own. ``eviction`` is the
+    rule's unless it is given, mostly "lru":
+
+    * "lru": one order of last use over attention blocks and states;
+    * "hit-node": a kept state that is there already is not refreshed, only the one that was hit;
+    * "thinning": when a state is due in that order, the one goes that covers least: the fewest
+      tokens past the state before it on its prefix;
+    * "flops", "flops-as-published": when a state is due, one with at most one state right after it
+      goes, by recency plus FLOPs saved per byte (Marconi, arXiv 2411.19379).
+    """
+
+    model: ModelSizes | str | None
+    pool_bytes: int | None
+    state_pool_bytes: int | None
+    eviction: str | None
+    budget: int
+    lookup_margin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A replay's inputs, checked; `Case.of` makes one.
+
+    >>> from mambackpt.replay import trace_from_tokens
+    >>> case = Case.of(trace_from_tokens([[7] * 40], grain=8), "last", block=16, budget=64)
+    >>> case.rule.name, case.sizes
+    ('last', Sizes(block=16, budget=64))
+    """
+
+    trace: Trace
+    rule: Rule
+    sizes: Sizes
+    limit: int | None  # bytes of the pool, or of the attention pool
+    state_limit: int | None  # bytes of the states' own pool
+    eviction: str
+    block_bytes: int  # attention cache of one block of the trace
+    state_bytes: int
+    margin: int
+
+    @classmethod
+    def of(
+        cls, trace: Trace, rule: str | Rule | Place, *, block: int, **options: Unpack[Options]
+    ) -> "Case":
+        """Return the case of these arguments, which are those of `replay`; raises as it does."""
+        if unknown := {*options} - Options.__annotations__.keys():
+            checked_choice("option", unknown.pop(), Options.__annotations__)
+        placed = rule_of(trace, rule)
+        pool, state_pool = options.get("pool_bytes"), options.get("state_pool_bytes")
+        eviction = options.get("eviction")
+        if pool is None and (state_pool is not None or eviction is not None):
+            raise CheckpointValueError(
+                "state_pool_bytes or eviction is given without pool_bytes; expected a limited "
+                "pool. Try pool_bytes=320 * 10**9."
+            )
+        model = _model_of(options.get("model"))
+        if model is None and pool is not None:
+            raise CheckpointValueError(
+                "pool_bytes is given without a model; expected the model whose blocks and states "
+                "fill the pool. Try model='kimi-k3'."
+            )
+        for name, limit in (("pool_bytes", pool), ("state_pool_bytes", state_pool)):
+            if limit is not None:
+                checked_int(name, limit, unit="bytes")
+        eviction = eviction or (placed.eviction if pool is not None else "lru")
+        return cls(
+            trace,
+            placed,
+            Sizes(_checked_block(block, trace), checked_int("budget", options.get("budget", 8192))),
+            pool,
+            state_pool,
+            checked_choice("eviction", eviction, EVICTIONS),
+            0 if model is None else model.model_token_bytes * trace.grain,
+            0 if model is None else model.model_state_bytes,
+            checked_int("lookup_margin", options.get("lookup_margin", 0), least=0),
+        )
+
+
 def rule_of(trace: Trace, rule: str | Rule | Place) -> Rule:
     """Return the rule, with what the trace tells rules that need to know it."""
     return get_rule(rule, overlaps=trace.ceiling, grain=trace.grain)
 
 
-def checked_case(
-    trace: Trace,
-    given: str | Rule | Place,
-    block: int,
-    *,
-    model: ModelSizes | str | None = None,
-    pool_bytes: int | None = None,
-    state_pool_bytes: int | None = None,
-    eviction: str | None = None,
-    budget: int = 8192,
-    lookup_margin: int = 0,
-    costs: MarconiCosts | None = None,
-) -> Case:
-    """Return the case of these arguments of `replay`; raises as it does."""
-    rule, block = rule_of(trace, given), checked_int("block", block)
+def _checked_block(block: int, trace: Trace) -> int:
+    block = checked_int("block", block)
     if block % trace.grain:
         raise CheckpointValueError(
             f"block is {block} and the trace's blocks have {trace.grain} tokens; expected a "
             f"multiple of {trace.grain}. Try {-(-block // trace.grain) * trace.grain}."
         )
+    return block
+
+
+def _model_of(model: ModelSizes | str | None) -> ModelSizes | None:
     if isinstance(model, str):
-        if model not in PRESETS:
-            raise CheckpointValueError(
-                f"model is {model!r}; expected one of {', '.join(PRESETS)}. Try 'kimi-k3'."
-            )
-        model = PRESETS[model]
-    if model is None and pool_bytes is not None:
-        raise CheckpointValueError(
-            "pool_bytes is given without a model; expected the model whose blocks and states "
-            "fill the pool. Try model='kimi-k3'."
-        )
-    if pool_bytes is None and (state_pool_bytes is not None or eviction is not None):
-        raise CheckpointValueError(
-            "state_pool_bytes or eviction is given without pool_bytes; expected a limited pool. "
-            "Try pool_bytes=320 * 10**9."
-        )
-    eviction = eviction or (rule.eviction if pool_bytes is not None else "lru")
-    if eviction not in EVICTIONS:
-        raise CheckpointValueError(
-            f"eviction is {eviction!r}; expected one of {', '.join(EVICTIONS)}. Try 'lru'."
-        )
+        model = PRESETS[checked_choice("model", model, PRESETS)]
     if model is not None:
         checked_int("model_token_bytes", model.model_token_bytes, unit="bytes")
         checked_int("model_state_bytes", model.model_state_bytes, least=0, unit="bytes")
-    for name, limit in (("pool_bytes", pool_bytes), ("state_pool_bytes", state_pool_bytes)):
-        if limit is not None:
-            checked_int(name, limit, unit="bytes")
-    return Case(
-        trace,
-        rule,
-        Sizes(block, checked_int("budget", budget)),
-        pool_bytes,
-        state_pool_bytes,
-        eviction,
-        0 if model is None else model.model_token_bytes * trace.grain,
-        0 if model is None else model.model_state_bytes,
-        checked_int("lookup_margin", lookup_margin, least=0),
-        costs or MarconiCosts(published=eviction == "flops-as-published"),
-    )
+    return model
 
 
 def depths_of(positions: Sequence[Any], grain: int, length: int) -> list[int]:

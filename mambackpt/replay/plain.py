@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mambackpt.replay.case import Case, Columns
-from mambackpt.replay.rules import Lengths, Match, Positions, Span
+from mambackpt.replay.rules import Lengths, MarconiCosts, Match, Positions, Span
 from mambackpt.replay.trace import Trace
 
 
@@ -40,7 +40,7 @@ def replay_plainly(case: Case, rows: Sequence[list[int]]) -> Columns:
         match = Match(found, hit * g, splits and run == shared)
         depths: list[int] = []
         if case.rule.states:
-            positions = place(Lengths(prompt, output, message), match, case.settings)
+            positions = place(Lengths(prompt, output, message), match, case.sizes)
             depths = _depths(positions, g, len(ids))
         new, gone = store.keep(ids, hit if case.rule.states else 0, depths)
         attention.append(found)
@@ -133,7 +133,8 @@ class _StateTree:
     """The kept states, each with the state before it on its prefix, for state-aware evictions."""
 
     def __init__(self, case: Case) -> None:
-        self.grain, self.costs = case.trace.grain, case.costs
+        self.grain = case.trace.grain
+        self.costs = MarconiCosts(published=case.eviction == "flops-as-published")
         self.thinning = case.eviction == "thinning"
         self.clock = 0
         self.path: dict[int, list[int]] = {}  # a request that has the state's block

@@ -290,7 +290,7 @@ def _grid_of(case: Case) -> tuple[int, Int64Array] | None:
         return 1, none
     if not rule.arrays or rule.reads or case.eviction != "lru" or case.state_limit is not None:
         return None
-    answer = rule.place(request, Match(none, none), case.settings)
+    answer = rule.place(request, Match(none, none), case.sizes)
     if len(answer) != 1 or type(answer[0]) is not Span:
         return None
     first, last, step = answer[0]
@@ -321,7 +321,7 @@ def _plans(case: Case) -> list[_Plan]:
     Empty for a rule that does not take arrays, or whose spans have more states than the trace has
     blocks.
     """
-    trace, rule, B = case.trace, case.rule, case.settings.block
+    trace, rule, B = case.trace, case.rule, case.sizes.block
     if not rule.arrays:
         return []
     ceiling = (trace.ceiling - case.margin).clip(0)
@@ -330,7 +330,7 @@ def _plans(case: Case) -> list[_Plan]:
     plans = []
     for prefix in (ceiling, after_previous):
         joint = prefix // B * B
-        positions = rule.place(request, Match(prefix, joint), case.settings)
+        positions = rule.place(request, Match(prefix, joint), case.sizes)
         spans = [position for position in positions if type(position) is Span]
         if sum(span_counts(trace, span).sum() for span in spans) > trace.size:
             return []
@@ -535,7 +535,7 @@ class _StateWalk:
         request.prompt, request.output, request.message = (c[i] for c in self.details)
         match.attention, match.joint = prefix, joint
         match.splits = self.splits[i] and whole
-        positions = self.case.rule.place(request, match, self.case.settings)
+        positions = self.case.rule.place(request, match, self.case.sizes)
         depths = depths_of(positions, trace.grain, length)
         keep = self.order.listed[i] = self.paths.blocks_at(self.paths.row[i + 1] - 1, depths)
         return keep, len(keep)

@@ -1,22 +1,9 @@
 """What a replay returns: totals, rates, and one entry per request."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from mambackpt.replay.trace import Int64Array
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """One request of a replay, in tokens; ``written`` and ``evicted`` count states and items."""
-
-    prompt: int
-    ceiling: int
-    attention: int
-    reused: int
-    written: int
-    evicted: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +75,6 @@ class Replay:
     def evictions(self) -> int:
         """States and attention blocks evicted."""
         return int(self.evicted.sum())
-
-    def records(self) -> Iterator[RequestRecord]:
-        """One record per request, in order."""
-        columns = (
-            self.prompt, self.ceiling, self.attention, self.reused, self.written, self.evicted
-        )  # fmt: skip
-        for row in zip(*(column.tolist() for column in columns), strict=True):
-            yield RequestRecord(*row)
 
     def summary(self) -> dict[str, Any]:
         """The totals, ready for JSON or a table."""

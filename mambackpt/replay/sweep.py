@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
-from time import monotonic
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Unpack
 
 from mambackpt.errors import CheckpointError
-from mambackpt.replay.case import rule_of
+from mambackpt.replay.case import Options, rule_of
 from mambackpt.replay.result import Replay
 from mambackpt.replay.rules import Place, Rule
 from mambackpt.replay.run import replay
@@ -39,7 +38,7 @@ def sweep(
     executor: Executor | None = None,
     *,
     progress: bool = True,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Sweep:
     """Replay a trace under every combination of rules, blocks and pools.
 
@@ -48,7 +47,7 @@ def sweep(
     >>> [r.hit_rate for r in sweep(trace, ["none", "last"], [8, 16]).replays]
     [0.0, 0.0, 0.4, 0.4]
 
-    ``blocks`` in tokens, ``pools`` in bytes (None: unlimited), ``options`` as for `replay`. Any
+    ``blocks`` in tokens, ``pools`` in bytes (None: unlimited), ``options`` are `Options`. Any
     ``concurrent.futures.Executor`` does the work, Dask's ``client.get_executor()`` included; what
     its workers lose is replayed here. Ctrl-C ends the sweep and keeps what is done. A progress bar
     shows after two seconds, where tqdm is installed.
@@ -56,7 +55,7 @@ def sweep(
     points = list(product([rule_of(trace, rule) for rule in rules], blocks, pools))
     done: dict[int, Replay] = {}
     futures: dict[Future[Replay], int] = {}
-    bar = _Progress(len(points), progress)
+    bar = _progress(len(points), progress)
     try:
         if executor is not None:
             try:
@@ -70,11 +69,11 @@ def sweep(
                     raise error
                 if error is None and not future.cancelled():
                     done[futures[future]] = future.result()
-                    bar.step()
+                    bar.update()
         for number, point in enumerate(points):
             if number not in done:
                 done[number] = _replay_point(trace, point, options)
-                bar.step()
+                bar.update()
     except KeyboardInterrupt:
         for future, number in futures.items():
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -87,32 +86,16 @@ def sweep(
     return Sweep([done[number] for number in sorted(done)], missing)
 
 
-def _replay_point(
-    trace: Trace, point: tuple[Rule, int, int | None], options: dict[str, Any]
-) -> Replay:
-    rule, block, pool = point
-    return replay(trace, rule, block=block, pool_bytes=pool, **options)
-
-
-class _Progress:
+def _progress(total: int, wanted: bool) -> Any:
     """A progress bar that appears after two seconds, where tqdm is installed."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return SimpleNamespace(update=lambda: None, close=lambda: None)
+    return tqdm(total=total, unit="replay", leave=False, delay=2, disable=not wanted)
 
-    def __init__(self, total: int, wanted: bool) -> None:
-        self.total, self.wanted, self.done = total, wanted, 0
-        self.start = monotonic()
-        self.bar: Any = None
 
-    def step(self) -> None:
-        self.done += 1
-        if self.bar is not None:
-            self.bar.update()
-        elif self.wanted and monotonic() - self.start > 2:
-            self.wanted = False
-            with suppress(ImportError):
-                from tqdm.auto import tqdm
-
-                self.bar = tqdm(total=self.total, initial=self.done, unit="replay", leave=False)
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
+def _replay_point(trace: Trace, point: tuple[Rule, int, int | None], options: Options) -> Replay:
+    rule, block, pool = point
+    here: Options = {**options, "pool_bytes": pool}
+    return replay(trace, rule, block=block, **here)

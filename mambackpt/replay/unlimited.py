@@ -40,7 +40,7 @@ def replay_arrays(case: Case) -> Columns | None:
             _blocks_at(trace, position)
             for part in parts
             if ("joint" in part.reads) is moving
-            for position in part.place(request, Match(found, joint), case.settings)
+            for position in part.place(request, Match(found, joint), case.sizes)
         ]
 
     writer = np.full(trace.size, R, np.int32)  # the request that first kept each state
@@ -54,7 +54,7 @@ def replay_arrays(case: Case) -> Columns | None:
             _write(writer, owner, block)
         hits = _deepest_kept(trace, writer, asking, run, end) * g
         if not moving or np.array_equal(hits, joint):
-            if (hits % case.settings.block).any():
+            if (hits % case.sizes.block).any():
                 return None  # then leaving out what lies at or below the hit is not the same
             return found, hits, np.bincount(writer[writer < R], minlength=R), none
         joint = hits
@@ -155,7 +155,7 @@ def walk(case: Case) -> Columns:
         if tokens >= g:
             hit, _ = paths.deepest(held, lo, run, tokens // g)
         match = Match(tokens, hit * g, splits)
-        positions = case.rule.place(Lengths(prompt, output, message), match, case.settings)
+        positions = case.rule.place(Lengths(prompt, output, message), match, case.sizes)
         for block in paths.blocks_at(run, depths_of(positions, g, length)):
             written[i] += not held[block]
             held[block] = 1
