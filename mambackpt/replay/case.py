@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
+import numpy as np
+
 from mambackpt.errors import CheckpointValueError, checked_choice, checked_int
 from mambackpt.models import PRESETS
 from mambackpt.replay.rules import Place, Rule, Sizes, Span, get_rule
@@ -133,18 +135,41 @@ def _model_of(model: ModelSizes | str | None) -> ModelSizes | None:
     return model
 
 
+def whole_positions(positions: Sequence[Any]) -> list[Any]:
+    """What of a rule's answer counts tokens: whole numbers, arrays and spans of them.
+
+    >>> whole_positions([96, 48.0, Span(16, 64, 16), None])
+    [96, Span(first=16, last=64, step=16)]
+
+    The rest, a half prompt or True, is no token count and keeps nothing.
+    """
+    return [
+        position
+        for position in positions
+        if all(map(_counts, position if type(position) is Span else [position]))
+    ]
+
+
+def _counts(tokens: object) -> bool:
+    if isinstance(tokens, np.ndarray):
+        return tokens.dtype.kind in "iu"
+    return isinstance(tokens, int | np.integer) and not isinstance(tokens, bool)
+
+
 def depths_of(positions: Sequence[Any], grain: int, length: int) -> list[int]:
     """The rule's positions as blocks of the request, deepest first; what it cannot name is left."""
     depths: list[int] = []
     for position in positions:
-        if type(position) is not Span:
+        if type(position) is int:
             depths.append(position // grain)
-            continue
-        first, last, step = position
-        if first % grain or step % grain:
-            depths += [p // grain for p in range(first, last + 1, step)]
-        else:
-            depths += range(first // grain, last // grain + 1, step // grain)
+        elif type(position) is not Span:
+            depths += [int(tokens) // grain for tokens in whole_positions([position])]
+        elif all(map(_counts, position)):
+            first, last, step = position
+            if first % grain or step % grain:
+                depths += [p // grain for p in range(first, last + 1, step)]
+            else:
+                depths += range(first // grain, last // grain + 1, step // grain)
     if len(depths) > 1:
         depths = sorted(set(depths), reverse=True)
     if depths and depths[-1] > 0 and depths[0] <= length:

@@ -9,99 +9,84 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
-from mambackpt.errors import CheckpointValueError, checked_int
+from mambackpt.cli import bytes_of, names_of, whole_number, whole_numbers
+from mambackpt.errors import CheckpointValueError
 from mambackpt.models import PRESETS
-from mambackpt.replay.case import EVICTIONS
+from mambackpt.replay.case import EVICTIONS, Options
 from mambackpt.replay.files import LAYOUTS, load_trace
 from mambackpt.replay.generators import GENERATORS, PUBLIC_STATISTICS
 from mambackpt.replay.rules import RULES
-from mambackpt.replay.sweep import sweep
-from mambackpt.replay.trace import describe_trace
-
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {f"{prefix}iB": 1 << 10 * (n + 1) for n, prefix in enumerate("KMGT")}
+from mambackpt.replay.sweep import Sweep, sweep
+from mambackpt.replay.trace import Trace, TraceStatistics, describe_trace
 
 
-def _bytes_of(text: str) -> int:
-    number = text.rstrip("BKMGTi")
-    try:
-        return round(float(number) * _UNITS[text[len(number) :]])
-    except (ValueError, KeyError):
-        raise CheckpointValueError(
-            f"pool is {text!r}; expected a size such as 320GB or 16GiB. Try 320GB."
-        ) from None
-
-
-def _names_of(text: str) -> list[str]:
-    """Split at the commas that are in no bracket."""
-    names, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and not depth:
-            names.append("")
-        else:
-            names[-1] += letter
-    return names
-
-
-def main(argv: Sequence[str]) -> int:
-    """Replay a trace file and print a table; the command ``python -m mambackpt replay``."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mambackpt replay",
         description="Replay a request trace under placement rules.",
         epilog=f"rules, joined with '+': {', '.join(RULES)}, optimal(M). "
         f"generators: {', '.join(GENERATORS)}",
     )
-    parser.add_argument("trace", help="a trace file, or a generator with a size, as in chat:2000")
-    parser.add_argument(
-        "--rule", default="last+junction", help="such as last+junction,interval(4096)"
-    )
-    parser.add_argument("--block", default="512", help="tokens between states, such as 512,2048")
-    parser.add_argument("--model", help=f"whose bytes count, one of {', '.join(PRESETS)}")
-    parser.add_argument("--pool", help="sizes of one pool for both, such as 320GB,1TB")
-    parser.add_argument("--state-pool", help="size of a pool of the states' own")
-    parser.add_argument("--eviction", choices=EVICTIONS)
-    parser.add_argument("--budget", type=int, default=8192, help="tokens of one prefill step")
-    parser.add_argument("--layout", choices=LAYOUTS, help="of the file [from its first line]")
-    parser.add_argument("--grain", type=int, help="tokens per block of the trace [its layout's]")
-    parser.add_argument("--seed", type=int, default=0, help="of a generator")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    add = parser.add_argument
+    add("trace", help="a trace file, or a generator with a size, as in chat:2000")
+    add("--rule", default="last+junction", help="such as last+junction,interval(4096)")
+    add("--block", default="512", help="tokens between states, such as 512,2048")
+    add("--model", help=f"whose bytes count, one of {', '.join(PRESETS)}")
+    add("--pool", help="sizes of one pool for both, such as 320GB,1TB")
+    add("--state-pool", help="size of a pool of the states' own")
+    add("--eviction", choices=EVICTIONS)
+    add("--budget", default="8192", help="tokens of one prefill step")
+    add("--layout", choices=LAYOUTS, help="of the file [from its first line]")
+    add("--grain", help="tokens per block of the trace [its layout's, or its generator's]")
+    add("--seed", default="0", help="of a generator")
+    add("--jobs", default="1", help="processes")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON list")
     output.add_argument("--csv", action="store_true", help="print comma-separated values")
-    args = parser.parse_args(argv)
-    kind, _, size = args.trace.partition(":")
-    public = None
+    return parser
+
+
+def _trace_of(args: argparse.Namespace) -> tuple[Trace, TraceStatistics | None]:
+    """The trace, and what is known of the public one that a generator is modelled on."""
+    grain = None if args.grain is None else whole_number("--grain", args.grain)
+    kind, sized, size = args.trace.partition(":")
     if kind in GENERATORS and not Path(args.trace).exists():
-        requests = checked_int("requests", int(size) if size.isdigit() else 1000)
-        trace, public = GENERATORS[kind](requests, seed=args.seed), PUBLIC_STATISTICS[kind]
-    else:
-        try:
-            trace = load_trace(args.trace, layout=args.layout, grain=args.grain)
-        except OSError as error:
-            raise CheckpointValueError(
-                f"{args.trace} cannot be read ({error.strerror}); expected a trace file. "
-                f"Try a generator: {', '.join(GENERATORS)}."
-            ) from error
+        sizes = {} if grain is None else {"grain": grain}
+        if sized:
+            sizes["requests"] = whole_number(f"{kind}:SIZE", size)
+        seed = whole_number("--seed", args.seed, least=0)
+        return GENERATORS[kind](seed=seed, **sizes), PUBLIC_STATISTICS[kind]
     try:
-        blocks = [int(block) for block in args.block.split(",")]
-    except ValueError:
+        return load_trace(args.trace, layout=args.layout, grain=grain), None
+    except OSError as error:
         raise CheckpointValueError(
-            f"block is {args.block!r}; expected numbers of tokens. Try 512,2048."
-        ) from None
+            f"{args.trace} cannot be read ({error.strerror}); expected a trace file. "
+            f"Try a generator: {', '.join(GENERATORS)}."
+        ) from error
+
+
+def _swept(args: argparse.Namespace, trace: Trace) -> Sweep:
     pools: list[int | None] = [None]
     if args.pool:
-        pools = [_bytes_of(pool) for pool in args.pool.split(",")]
-    options = {
+        pools = [bytes_of("--pool", size) for size in args.pool.split(",")]
+    state_pool = bytes_of("--state-pool", args.state_pool) if args.state_pool else None
+    options: Options = {
         "model": args.model,
-        "state_pool_bytes": _bytes_of(args.state_pool) if args.state_pool else None,
+        "state_pool_bytes": state_pool,
         "eviction": args.eviction,
-        "budget": args.budget,
+        "budget": whole_number("--budget", args.budget),
     }
-    jobs = checked_int("jobs", args.jobs, unit="processes")
+    blocks, jobs = whole_numbers("--block", args.block), whole_number("--jobs", args.jobs)
     with ProcessPoolExecutor(jobs) if jobs > 1 else nullcontext() as executor:
-        made = sweep(trace, _names_of(args.rule), blocks, pools, executor, **options)
-    rows = made.table()
+        return sweep(trace, names_of(args.rule), blocks, pools, executor, **options)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Replay a trace file and print a table; the command ``python -m mambackpt replay``."""
+    args = _parser().parse_args(argv)
+    trace, public = _trace_of(args)
+    swept = _swept(args, trace)
+    rows = swept.table()
     if args.json:
         print(json.dumps(rows, indent=1))
     elif args.csv:
@@ -120,6 +105,6 @@ def main(argv: Sequence[str]) -> int:
             print(f"{row['rule']:<28} {row['block']:>6} {pool:>8} {row['hit_percent']:>7.2f} "
                   f"{row['ceiling_percent']:>9.2f} {row['recomputed_tokens']:>15,} "
                   f"{row['states_per_request']:>14.2f} {row['evictions']:>10,}")  # fmt: skip
-    for point in made.missing:
+    for point in swept.missing:
         print("interrupted before rule {}, block {}, pool {}".format(*point), file=sys.stderr)
-    return 130 if made.missing else 0
+    return 130 if swept.missing else 0

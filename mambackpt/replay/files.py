@@ -11,11 +11,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
-from mambackpt.errors import CheckpointValueError, checked_int
+from mambackpt.errors import CheckpointValueError, checked_choice, checked_int
 from mambackpt.replay.trace import BlockNumbers, NotChained, Runs, Trace, TraceRows
 
 _GRAINS = {"mooncake": 512, "bailian": 16}  # tokens per block of the published files
 LAYOUTS = ("mooncake", "bailian", "claude-code", "tokens")
+_HASHES = "ids that count blocks, or unsigned hashes of 64 bits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +28,26 @@ class _Line:
 
     def error(self, field: str, given: str, expected: str, hint: str) -> CheckpointValueError:
         where = f"{self.path.name} line {self.number}, field {field}"
-        return CheckpointValueError(f"{where}: given {given}; expected {expected}. {hint}")
+        return CheckpointValueError(f"{where}: given {given}; expected {expected}. Try {hint}.")
 
     def get(self, record: dict[str, Any], field: str) -> Any:
         try:
             return record[field]
         except KeyError:
-            raise self.error(
-                field, "nothing", "the field to be there", f"The line has {sorted(record)}."
-            ) from None
+            hint = f"layout= with one of {LAYOUTS}: the line has {sorted(record)}"
+            raise self.error(field, "nothing", "the field to be there", hint) from None
 
     def whole(self, record: dict[str, Any], field: str, least: int = 0) -> int:
         value = self.get(record, field)
         if type(value) is not int or value < least:
             expected = f"a whole number of at least {least}"
-            raise self.error(field, repr(value), expected, "Try removing the request.")
+            raise self.error(field, repr(value), expected, "removing the request")
         return value
 
     def seconds(self, record: dict[str, Any], field: str, scale: float = 1.0) -> float:
         value = self.get(record, field)
         if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-            raise self.error(field, repr(value), "a time of at least 0", "Try 0.")
+            raise self.error(field, repr(value), "a time of at least 0", "0")
         return float(value) * scale
 
     def ids(self, record: dict[str, Any], field: str, counts: tuple[int, ...]) -> list[int]:
@@ -55,10 +55,10 @@ class _Line:
         if type(ids) is not list or (
             ids and ({*map(type, ids)} != {int} or min(ids) < 0 or max(ids) >= 1 << 64)
         ):
-            raise self.error(field, f"{ids!r:.60}", "whole numbers from 0 to 2**64 - 1", "")
+            raise self.error(field, f"{ids!r:.60}", "whole numbers from 0 to 2**64 - 1", _HASHES)
         if len(ids) not in counts:
             expected = f"{' or '.join(map(str, counts))}, one for each block of the prompt"
-            hint = "Check the block size (grain=...)."
+            hint = "grain= with the tokens of a block"
             raise self.error(field, f"{len(ids)} ids", expected, hint)
         return ids
 
@@ -72,10 +72,10 @@ class _Line:
         total, end = 0, -1
         for pair in pairs if type(pairs) is list else [pairs]:
             if type(pair) is not list or len(pair) != 2 or {*map(type, pair)} != {int}:
-                raise self.error(field, f"{pair!r:.60}", "pairs of [first id, count]", "")
+                raise self.error(field, f"{pair!r:.60}", "pairs of [first id, count]", "[[0, 12]]")
             first, count = pair
             if first < 0 or count < 1:
-                raise self.error(field, repr(pair), "an id from 0 and a count from 1", "")
+                raise self.error(field, repr(pair), "an id from 0 and a count from 1", "[0, 1]")
             total += count
             if first == end:
                 joined[-1] = [joined[-1][0], joined[-1][1] + count]
@@ -84,7 +84,7 @@ class _Line:
             end = first + count
         if total != blocks:
             expected = f"{blocks}, one for each full block of the prompt"
-            raise self.error(field, f"{total} ids", expected, "Check the block size.")
+            raise self.error(field, f"{total} ids", expected, "the file's own block_size")
         return joined
 
 
@@ -115,20 +115,20 @@ def load_trace(
     and field for malformed input, FileNotFoundError for no file; nothing half-read is returned.
     """
     path = Path(path)
-    if layout is not None and layout not in LAYOUTS:
-        raise CheckpointValueError(
-            f"layout is {layout!r}; expected one of {', '.join(LAYOUTS)}. Try leaving it out."
-        )
+    if layout is not None:
+        checked_choice("layout", layout, LAYOUTS, hint="Try leaving it out.")
+    if grain is not None:
+        checked_int("grain", grain)
     rows: TraceRows | None = None
     take: Callable[[_Line, Any], None] | None = None
     for line, record in _records(path):
-        found = layout or _layout_of(line, record)
+        kind = layout or _layout_of(line, record)
         if rows is None or take is None:
-            size = grain or _GRAINS.get(found) or 16
-            if found == "claude-code":
-                size = grain or line.whole(record, "block_size", 1)
-            rows = TraceRows(path.name, checked_int("grain", size))
-            take = _reader(found, rows, subagents, duplicates)
+            usual = _GRAINS.get(kind, 16)
+            if kind == "claude-code" and grain is None:
+                usual = line.whole(record, "block_size", 1)
+            rows = TraceRows(path.name, usual if grain is None else grain)
+            take = _Reader(rows, kind, subagents, duplicates).taker()
         take(line, record)
     if rows is None or not len(rows.prompt):
         raise CheckpointValueError(
@@ -145,7 +145,7 @@ def _linked(rows: TraceRows, path: Path) -> Trace:
             "hash_ids",
             f"block {clash.block} after a prefix that it did not have before",
             "equal ids to mean equal whole prefixes",
-            "Try a trace whose block ids are chained.",
+            "a trace whose block ids are chained",
         ) from None
 
 
@@ -160,9 +160,7 @@ def _layout_of(line: _Line, record: object) -> str:
         ):
             if field in record:
                 return layout
-    raise line.error(
-        "(all)", f"{record!r:.60}", "a known layout", f"Try layout= with one of {LAYOUTS}."
-    )
+    raise line.error("(all)", f"{record!r:.60}", "a known layout", f"layout= with one of {LAYOUTS}")
 
 
 def _records(path: Path) -> Iterator[tuple[_Line, Any]]:
@@ -183,10 +181,10 @@ def _records(path: Path) -> Iterator[tuple[_Line, Any]]:
                 if not text.isspace():
                     yield line, json.loads(text)
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                hint = "Try fetching the file again."
+                hint = "fetching the file again"
                 raise line.error("(gzip)", str(error), "a whole gzip stream", hint) from error
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                hint = "Try removing the line."
+                hint = "removing the line"
                 raise line.error("(all)", f"{text[:60]!r}", "one JSON value", hint) from error
 
 
@@ -196,7 +194,9 @@ def _requests(
     """A conversation's requests with the time at which their group starts."""
     requests = line.get(record, "requests")
     if type(requests) is not list or not all(type(request) is dict for request in requests):
-        raise line.error("requests", f"{requests!r:.60}", "a list of requests", "")
+        raise line.error(
+            "requests", f"{requests!r:.60}", "a list of requests", "removing the conversation"
+        )
     for request in requests:
         if request.get("type") != "subagent":
             yield 0.0, request
@@ -205,26 +205,33 @@ def _requests(
             yield from ((start + t, inner) for t, inner in _requests(line, request, True))
 
 
-def _reader(
-    layout: str, rows: TraceRows, subagents: bool, duplicates: bool
-) -> Callable[[_Line, Any], None]:
-    """A function that appends one line's requests to ``rows``."""
-    grain = rows.grain
-    chats: dict[int, int] = {}
-    numbers = BlockNumbers()
-    copies: set[bytes] = set()  # digests of the conversations read so far
-    offset = 0
+class _Reader:
+    """Appends one line's requests to ``rows``, in the way of the file's layout."""
 
-    def listed(line: _Line, record: Any) -> None:
+    def __init__(self, rows: TraceRows, layout: str, subagents: bool, duplicates: bool) -> None:
+        self.rows, self.grain, self.layout = rows, rows.grain, layout
+        self.subagents, self.duplicates = subagents, duplicates
+        self.chats: dict[int, int] = {}
+        self.numbers = BlockNumbers()
+        self.copies: set[bytes] = set()  # digests of the conversations read so far
+        self.offset = 0
+
+    def taker(self) -> Callable[[_Line, Any], None]:
+        """The function that takes a line of this layout."""
+        takers = {"claude-code": self.conversation, "tokens": self.tokens}
+        return takers.get(self.layout, self.listed)
+
+    def listed(self, line: _Line, record: Any) -> None:
+        """Mooncake and Bailian: one request a line."""
         prompt = line.whole(record, "input_length", 1)
-        full, counts = prompt // grain, {-(-prompt // grain)}
+        full, counts = prompt // self.grain, {-(-prompt // self.grain)}
         scale, chat = 1e-3, -1
-        if layout == "bailian":
+        if self.layout == "bailian":
             counts, scale = {*counts, full}, 1.0
             chat_id = line.whole(record, "chat_id")
             parent = line.whole(record, "parent_chat_id", -1)
-            chat = chats[chat_id] = chats.get(parent, len(chats))
-        rows.add(
+            chat = self.chats[chat_id] = self.chats.get(parent, len(self.chats))
+        self.rows.add(
             line.seconds(record, "timestamp", scale),
             prompt,
             line.whole(record, "output_length"),
@@ -233,40 +240,39 @@ def _reader(
             line=line.number,
         )
 
-    def tokens(line: _Line, record: Any) -> None:
+    def tokens(self, line: _Line, record: Any) -> None:
+        """One prompt's token ids a line."""
         if type(record) is not list or not record or {*map(type, record)} != {int}:
-            raise line.error("(all)", f"{record!r:.60}", "a list of token ids", "")
-        ids = numbers.blocks(record, grain)
-        rows.add(float(line.number - 1), len(record), 0, ids=ids, line=line.number)
+            raise line.error("(all)", f"{record!r:.60}", "a list of token ids", "[1, 2, 3]")
+        ids = self.numbers.blocks(record, self.grain)
+        self.rows.add(float(line.number - 1), len(record), 0, ids=ids, line=line.number)
 
-    def conversation(line: _Line, record: Any) -> None:
-        nonlocal offset
-        if type(record) is not dict or line.whole(record, "block_size", 1) != grain:
-            raise line.error("block_size", f"{record!r:.60}", f"blocks of {grain} tokens", "")
+    def conversation(self, line: _Line, record: Any) -> None:
+        """Claude Code: one conversation a line, whose ids are its own."""
+        if type(record) is not dict or line.whole(record, "block_size", 1) != self.grain:
+            expected = f"blocks of {self.grain} tokens"
+            hint = "a file whose conversations have blocks of one size"
+            raise line.error("block_size", f"{record!r:.60}", expected, hint)
         requests = [
             (
                 start + line.seconds(request, "t"),
                 line.whole(request, "in", 1),
                 line.whole(request, "out"),
-                line.runs(request, request["in"] // grain),
+                line.runs(request, request["in"] // self.grain),
             )
-            for start, request in _requests(line, record, subagents)
+            for start, request in _requests(line, record, self.subagents)
         ]
         digest = blake2b(marshal.dumps(requests, 2)).digest()
-        if digest in copies and not duplicates:
+        if digest in self.copies and not self.duplicates:
             return
-        copies.add(digest)
+        self.copies.add(digest)
         for arrival, prompt, output, runs in requests:
-            rows.add(
-                arrival,
-                prompt,
-                output,
+            self.rows.add(
+                *(arrival, prompt, output),
                 runs=runs,
-                offset=offset,
+                offset=self.offset,
                 conversation=line.number - 1,
                 line=line.number,
             )
         # Ids are local to a conversation: the next one's start after the largest of this one.
-        offset += max((sum(run) for _, _, _, runs in requests for run in runs), default=0)
-
-    return {"claude-code": conversation, "tokens": tokens}.get(layout, listed)
+        self.offset += max((sum(run) for _, _, _, runs in requests for run in runs), default=0)

@@ -212,9 +212,13 @@ def expand_rows(trace: Trace) -> list[list[int]]:
 
 
 def _depths(positions: Positions, grain: int, length: int) -> list[int]:
-    """The blocks that end at or before each position of a rule, deepest first."""
+    """The blocks that end at or before each position of a rule, deepest first.
+
+    What is no whole number of tokens keeps nothing.
+    """
     depths: set[int] = set()
     for position in positions:
         first, last, step = position if isinstance(position, Span) else (position, position, 1)
-        depths |= {tokens // grain for tokens in range(first, last + 1, step)}
+        if {type(n).__name__ for n in (first, last, step)} <= {"int", "int64", "int32", "uint64"}:
+            depths |= {int(tokens) // grain for tokens in range(first, last + 1, step)}
     return sorted((depth for depth in depths if 0 < depth <= length), reverse=True)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from mambackpt.bench import replays, time_replays
 from mambackpt.errors import CheckpointError, CheckpointValueError
 from mambackpt.replay.case import EVICTIONS
-from mambackpt.replay.command import _bytes_of, main
+from mambackpt.replay.command import main
 from mambackpt.replay.files import load_trace
 from mambackpt.replay.generators import generate_agents, generate_chat, generate_documents
 from mambackpt.replay.plain import expand_rows
@@ -734,24 +734,27 @@ def test_the_command_reads_a_file_and_uses_processes(
     ("words", "message"),
     [
         (["nowhere.jsonl"], "nowhere.jsonl cannot be read"),
-        (["chat:0"], "requests is 0"),
+        (["chat:0"], "chat:SIZE is '0'"),
         (["chat", "--block", "a"], "block is 'a'"),
         (["chat", "--pool", "3 apples"], "pool is '3 apples'"),
         (["chat", "--pool", "9GB"], "without a model"),
         (["chat", "--rule", "most"], "rule is 'most'"),
-        (["chat", "--jobs", "0"], "jobs is 0"),
+        (["chat", "--jobs", "0"], "--jobs is '0'"),
+        (["chat:2k"], "chat:SIZE is '2k'"),
+        (["documents:abc"], "documents:SIZE is 'abc'"),
+        (["chat:-5"], "chat:SIZE is '-5'"),
+        (["chat:1e3"], "chat:SIZE is '1e3'"),
+        (["chat:"], "chat:SIZE is ''"),
+        (["chat:0"], "chat:SIZE is '0'"),
+        (["chat", "--grain", "0"], "--grain is '0'"),
+        (["chat", "--model", "kimi-k3", "--pool", "20"], "--pool is '20'.* Try --pool 20GB"),
+        (["chat", "--model", "kimi-k3", "--pool", "infGB"], "--pool is 'infGB'"),
+        (["chat", "--model", "kimi-k3", "--pool", "9GB", "--state-pool", "9"], "--state-pool is"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_do(words: list[str], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         main(words)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("320GB", 320 * GB), ("1.5TB", 15 * 10**11), ("16GiB", 2**34), ("512", 512)]
-)
-def test_sizes_are_decimal_unless_they_say_so(text: str, size: int) -> None:
-    assert _bytes_of(text) == size
 
 
 def test_traces_rules_and_replay_load_nothing_heavy() -> None:

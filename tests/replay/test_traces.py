@@ -3,6 +3,7 @@
 import gzip
 import json
 import pickle
+import re
 from dataclasses import astuple
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,12 @@ from hypothesis import strategies as st
 
 from mambackpt.errors import CheckpointError, CheckpointValueError
 from mambackpt.replay.files import load_trace
-from mambackpt.replay.generators import GENERATORS, PUBLIC_STATISTICS, generate_chat
+from mambackpt.replay.generators import (
+    GENERATORS,
+    PUBLIC_STATISTICS,
+    example_trace,
+    generate_chat,
+)
 from mambackpt.replay.trace import Trace, describe_trace, expand, trace_from_tokens
 
 
@@ -184,7 +190,9 @@ def test_malformed_input_is_refused_with_file_line_and_field(
     with pytest.raises(CheckpointValueError) as refusal:
         load_trace(written(tmp_path, *lines, name="bad.jsonl"))
     assert f"bad.jsonl line {line}, field {field}" in str(refusal.value)
-    assert "expected" in str(refusal.value)
+    assert re.search(r"; expected \S.*\. Try \S.*\.$", str(refusal.value)), (
+        "what to try, and no blank"
+    )
 
 
 def test_a_gzip_file_cut_short_is_refused_and_nothing_half_read_comes_back(tmp_path: Path) -> None:
@@ -213,6 +221,14 @@ def test_an_empty_file_is_refused(tmp_path: Path, name: str, lines: list[str]) -
 def test_an_unknown_layout_is_refused_with_those_known(tmp_path: Path) -> None:
     with pytest.raises(CheckpointValueError, match="mooncake, bailian, claude-code, tokens"):
         load_trace(written(tmp_path, mooncake(512, [0])), layout="csv")
+
+
+@pytest.mark.parametrize("grain", [0, -16, 16.0, True])
+@pytest.mark.parametrize("name", ["one.jsonl", "empty.jsonl"])
+def test_a_grain_that_is_none_is_refused(tmp_path: Path, grain: int, name: str) -> None:
+    lines = [mooncake(512, [0])] if name == "one.jsonl" else []
+    with pytest.raises(CheckpointError, match="grain is"):
+        load_trace(written(tmp_path, *lines, name=name), grain=grain)
 
 
 def test_prompts_without_tokens_or_with_missing_lengths_are_refused() -> None:
@@ -260,6 +276,9 @@ def test_a_pickled_trace_leaves_its_caches_behind() -> None:
     assert copy.blocks(299) == trace.blocks(299)
 
 
+USED = {"documents": len(example_trace()), "agents": 1500}  # by the figures, by notebook 06
+
+
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_generated_traces_are_like_the_public_ones(name: str, seed: int) -> None:
@@ -273,6 +292,24 @@ def test_generated_traces_are_like_the_public_ones(name: str, seed: int) -> None
     assert like.output_mean == pytest.approx(public.output_mean, rel=0.1)
     deep = {"agents": 0.2}.get(name, 0.4)  # chats and documents branch less deep, as they say
     assert like.branch_depth == pytest.approx(public.branch_depth, rel=deep)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_is_what_its_page_says_at_every_size_it_names(name: str) -> None:
+    """Its default size, that of the figures and notebooks, and a long one; two seeds."""
+    claims = re.findall(
+        r"\* ([\d,]+) requests: (\d+) % follow-ups, reuse ceiling (\d+) %",
+        GENERATORS[name].__doc__ or "",
+    )
+    sizes = [int(size.replace(",", "")) for size, _, _ in claims]
+    default = GENERATORS[name].__defaults__
+    assert default is not None
+    assert {*default, USED.get(name, default[0])} <= {*sizes}
+    for size, (_, follow_ups, ceiling) in zip(sizes, claims, strict=True):
+        for seed in (0, 1):
+            like = describe_trace(GENERATORS[name](size, seed=seed))
+            assert 100 * like.follow_up_share == pytest.approx(int(follow_ups), abs=1.5)
+            assert 100 * like.reuse_ceiling == pytest.approx(int(ceiling), abs=1.5)
 
 
 @pytest.mark.parametrize("name", GENERATORS)
