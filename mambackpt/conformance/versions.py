@@ -1,0 +1,94 @@
+"""Which packages an engine's release is made of: one line a release."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mambackpt.errors import CheckpointValueError
+
+_GGUF = ("gguf==0.19.0", "numpy==2.4.6")
+_SGLANG = (
+    "torch==2.13.0",
+    "numpy==2.4.6",
+    "transformers==5.19.0",
+    "msgspec==0.23.0",
+    "orjson==3.13.0",
+    "packaging==26.4",
+    "dill",
+    "psutil==7.2.2",
+    "pybase64==1.5.1",
+    "pydantic==2.14.4",
+    "pyzmq==27.3.0",
+    "partial-json-parser==0.2.1.1.post7",
+    "requests==2.34.2",
+    "xxhash",
+)
+_VLLM: tuple[str, ...] = ("torch==2.13.0", "numpy==2.4.6", "triton==3.9.0")
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What to install for one release of an engine.
+
+    ``packages`` are installed with what they require; ``bare`` are unpacked alone, because what
+    they require is large and stays unused. ``modules`` says what to import to see whether the
+    engine is there already. ``megabytes`` is the disk that it takes, ``cpu`` the flags that the
+    processor must have.
+    """
+
+    engine: str
+    name: str
+    packages: tuple[str, ...] = ()
+    bare: tuple[str, ...] = ()
+    megabytes: int = 200
+    cpu: tuple[str, ...] = ()
+
+
+def _llama_cpp(name: str, wheel: str) -> Release:
+    return Release("llama.cpp", name, (f"xllamacpp=={wheel}", *_GGUF), (), 200, ("avx2",))
+
+
+def _sglang(name: str) -> Release:
+    return Release("sglang", name, _SGLANG, (f"sglang=={name}",), 1500)
+
+
+def _vllm(name: str) -> Release:
+    return Release("vllm", name, _VLLM, (f"vllm=={name}",), 3500)
+
+
+# The newest release of an engine stands first: it is the one that the kit is held to.
+RELEASES: Mapping[str, tuple[Release, ...]] = {
+    "llama.cpp": (
+        _llama_cpp("b11549", "2026.10.11549"),
+        _llama_cpp("b10229", "2026.8.10229"),
+        _llama_cpp("b9873", "2026.7.9873"),
+        _llama_cpp("b9294", "2026.5.9294"),
+    ),
+    "sglang": (_sglang("0.5.23"),),
+    "vllm": (_vllm("0.33.0"), _vllm("0.32.0"), _vllm("0.31.0")),
+}
+
+# engine: the module that is there where the engine is installed
+MODULES = {"llama.cpp": "xllamacpp", "sglang": "sglang", "vllm": "vllm"}
+
+
+def find_release(engine: str, name: str | None = None) -> Release:
+    """Return a release of an engine by its name, the newest by default.
+
+    >>> find_release("llama.cpp").packages[0]
+    'xllamacpp==2026.10.11549'
+
+    Raises CheckpointValueError for an engine or a release that the table does not hold.
+    """
+    if engine not in RELEASES:
+        raise CheckpointValueError(
+            f"engine is {engine!r}; expected one of {', '.join(RELEASES)}. Try 'llama.cpp'."
+        )
+    releases = RELEASES[engine]
+    for release in releases:
+        if name in (None, release.name):
+            return release
+    known = ", ".join(release.name for release in releases)
+    raise CheckpointValueError(
+        f"release is {name!r}; expected one of {engine}'s: {known}. Try {releases[0].name!r}, or "
+        "add a line to the table of versions."
+    )
