@@ -114,10 +114,10 @@ class Piece:
 
     ``worker`` is a file of the folder ``workers``. ``cases(seed, number)`` yields cases;
     ``answer(case)`` says what the worker should answer, in JSON's types (tuples pass for lists).
-    The rest has defaults for cases with a list of ``requests``:
-    ``differences(case, theirs, ours)``; ``requests(case)`` counts them;
-    ``smaller(case)`` yields smaller cases to try; ``reused(answer)`` gives the tokens that each request resumes after, for a report of what
-    changed between releases. ``environment`` holds variables that the worker needs.
+    The rest has defaults for cases with a list of ``requests``. ``differences(case, theirs, ours)``
+    tells where two answers differ, ``requests(case)`` how many there are; ``smaller(case)`` yields
+    smaller cases to try. ``reused(answer)`` gives the tokens that each request resumes after, for a
+    report of what changed between releases. ``environment`` holds variables that the worker needs.
     """
 
     name: str
