@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from mambackpt.conformance.compare import Comparison, Disagreement, compare_piece
+from mambackpt.conformance.compare import Comparison, Disagreement, compare_pieces
 from mambackpt.conformance.engines import ENGINES, pieces_of
 from mambackpt.conformance.environments import (
     EngineSkippedError,
@@ -71,8 +71,7 @@ def _hold(engine: str, seed: int, options: argparse.Namespace) -> int:
             if environment.seconds:
                 print(f"  made in {environment.seconds:.0f} s, {environment.bytes / 1e6:.0f} MB")
             different = 0
-            for piece in pieces:
-                result = compare_piece(piece, environment, cases=options.cases, seed=seed)
+            for result in compare_pieces(pieces, environment, cases=options.cases, seed=seed):
                 print("\n".join(_told(result)), flush=True)
                 different += result.different_cases
     except EngineSkippedError as reason:

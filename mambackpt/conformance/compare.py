@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from mambackpt.conformance.environments import Environment
@@ -35,29 +36,39 @@ class Comparison:
     seconds: float
 
 
-def compare_piece(
-    piece: Piece, environment: Environment, *, cases: int, seed: int, shrink: bool = True
-) -> Comparison:
-    """Put cases to an engine's worker and to the kit, and return what differed.
+def compare_pieces(
+    pieces: Sequence[Piece], environment: Environment, *, cases: int, seed: int
+) -> Iterator[Comparison]:
+    """Put cases to an engine and to the kit, and yield what came of each piece.
 
-    The worker answers while the kit does. Raises WorkerError where the worker does not answer.
+    The worker answers while the kit does. Pieces with the same worker share its process, because
+    importing an engine takes longer than asking it. Raises WorkerError where a worker does not
+    answer, EngineSkippedError where the machine cannot run the engine.
     """
+    with ExitStack() as stack:
+        workers: dict[object, Worker] = {}
+        for piece in pieces:
+            key = (piece.worker, piece.environment)
+            if key not in workers:
+                workers[key] = stack.enter_context(Worker(piece, environment))
+            yield _compare(piece, workers[key], cases, seed)
+
+
+def _compare(piece: Piece, worker: Worker, cases: int, seed: int) -> Comparison:
     start = time.perf_counter()
     asked = requests = different_cases = different_requests = 0
     smallest: Disagreement | None = None
-    with Worker(piece, environment) as worker:
-        for case in piece.cases(seed, cases):
-            differences = _differences(piece, case, worker)
-            asked += 1
-            requests += piece.requests(case)
-            if differences:
-                different_cases += 1
-                different_requests += len(differences)
-                if smallest is None or size_of(case) < size_of(smallest.case):
-                    smallest = Disagreement(case, differences)
-    if smallest is not None and shrink:
-        with Worker(piece, environment) as worker:
-            smallest = _shrink(piece, smallest, worker)
+    for case in piece.cases(seed, cases):
+        differences = _differences(piece, case, worker)
+        asked += 1
+        requests += piece.requests(case)
+        if differences:
+            different_cases += 1
+            different_requests += len(differences)
+            if smallest is None or size_of(case) < size_of(smallest.case):
+                smallest = Disagreement(case, differences)
+    if smallest is not None:
+        smallest = _shrink(piece, smallest, worker)
     seconds = time.perf_counter() - start
     return Comparison(
         piece.name, asked, requests, different_cases, different_requests, smallest, seconds

@@ -8,21 +8,40 @@ from mambackpt.errors import CheckpointValueError
 _GGUF = ("gguf==0.19.0", "numpy==2.4.6")
 _SGLANG = (
     "torch==2.13.0",
-    "numpy==2.4.6",
-    "transformers==5.19.0",
+    "dill==0.4.1",
     "msgspec==0.23.0",
-    "orjson==3.13.0",
+    "numpy==2.4.6",
     "packaging==26.4",
-    "dill",
-    "psutil==7.2.2",
-    "pybase64==1.5.1",
-    "pydantic==2.14.4",
-    "pyzmq==27.3.0",
-    "partial-json-parser==0.2.1.1.post7",
-    "requests==2.34.2",
-    "xxhash",
+    "regex==2026.11.19",
 )
-_VLLM: tuple[str, ...] = ("torch==2.13.0", "numpy==2.4.6", "triton==3.9.0")
+# What vllm's scheduler and checkpoint functions import. Triton 3.9's interpreter refuses a mask of
+# the exporter's kernel; 3.7.1 is what this torch is made for.
+_VLLM = (
+    "torch==2.13.0",
+    "triton==3.7.1",
+    "numpy==2.4.6",
+    "transformers==5.20.2",
+    "aiohttp==3.14.5",
+    "cachetools==8.0.2",
+    "cbor2==6.3.0",
+    "cloudpickle==3.1.3",
+    "fastapi==0.165.0",
+    "llguidance==1.9.1",
+    "msgspec==0.23.0",
+    "openai==3.57.0",
+    "openai-harmony==0.0.8",
+    "partial-json-parser==0.2.1.1.post7",
+    "pillow==13.0.0",
+    "prometheus-client==0.26.0",
+    "psutil==7.2.2",
+    "py-cpuinfo==9.0.0",
+    "pybase64==1.5.1",
+    "pyzmq==27.3.0",
+    "requests==2.34.2",
+    "sentencepiece==0.2.3",
+    "uvloop==0.23.0",
+    "xgrammar==0.2.9",
+)
 
 
 @dataclass(frozen=True, slots=True)

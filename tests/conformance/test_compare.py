@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mambackpt.conformance.compare import compare_piece
+from mambackpt.conformance.compare import Comparison, compare_pieces
 from mambackpt.conformance.environments import EngineSkippedError, Environment
 from mambackpt.conformance.pieces import Case, Piece, seeded
 from mambackpt.conformance.process import Worker, WorkerError
@@ -37,8 +37,13 @@ def fake(says: str = "") -> Piece:
     )
 
 
+def compare(piece: Piece, cases: int) -> Comparison:
+    [result] = compare_pieces([piece], HERE, cases=cases, seed=3)
+    return result
+
+
 def test_an_engine_that_agrees_differs_in_no_request() -> None:
-    result = compare_piece(fake(), HERE, cases=40, seed=3)
+    result = compare(fake(), cases=40)
     assert (result.cases, result.different_cases, result.smallest) == (40, 0, None)
     expected = sum(len(case["requests"]) for case in fake().cases(3, 40))
     assert result.requests == expected
@@ -55,7 +60,7 @@ def test_answers_come_in_the_order_of_the_cases() -> None:
 
 def test_the_smallest_case_that_differs_is_found_and_made_smaller() -> None:
     """The fake engine is wrong from ten tokens on, so ten tokens in one request show it."""
-    result = compare_piece(fake("wrong"), HERE, cases=40, seed=3)
+    result = compare(fake("wrong"), cases=40)
     assert result.different_requests > result.different_cases > 0
     assert result.smallest is not None
     assert result.smallest.case == {"requests": [{"tokens": list(range(10))}]}
@@ -64,7 +69,7 @@ def test_the_smallest_case_that_differs_is_found_and_made_smaller() -> None:
 
 
 def test_a_case_that_only_one_side_refuses_differs() -> None:
-    result = compare_piece(fake("refuse"), HERE, cases=3, seed=0, shrink=False)
+    result = compare(fake("refuse"), cases=3)
     assert result.different_cases == 3
     assert result.smallest is not None
     assert result.smallest.differences[0].theirs == {"error": "too large"}
@@ -72,12 +77,12 @@ def test_a_case_that_only_one_side_refuses_differs() -> None:
 
 def test_a_worker_that_dies_is_an_error_with_its_last_words() -> None:
     with pytest.raises(WorkerError, match=r"status 7 at case \d+.*\n.*the engine fell over"):
-        compare_piece(fake("die"), HERE, cases=40, seed=3)
+        compare(fake("die"), cases=40)
 
 
 def test_a_worker_that_answers_no_json_is_quoted() -> None:
     with pytest.raises(WorkerError, match="answered case 1 with 'Loading weights: 100%'"):
-        compare_piece(fake("garbage"), HERE, cases=2, seed=3)
+        compare(fake("garbage"), cases=2)
 
 
 def test_a_worker_that_stays_silent_is_ended() -> None:
@@ -88,7 +93,7 @@ def test_a_worker_that_stays_silent_is_ended() -> None:
 
 def test_a_machine_that_cannot_run_the_engine_skips_it() -> None:
     with pytest.raises(EngineSkippedError, match="no fingers"):
-        compare_piece(fake("cannot"), HERE, cases=2, seed=3)
+        compare(fake("cannot"), cases=2)
 
 
 @pytest.mark.parametrize("says", ["litter", "die"])
@@ -96,7 +101,7 @@ def test_nothing_is_left_behind(says: str, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if says == "die":
         with pytest.raises(WorkerError):
-            compare_piece(fake(says), HERE, cases=40, seed=3)
+            compare(fake(says), cases=40)
     else:
-        compare_piece(fake(says), HERE, cases=4, seed=3)
+        compare(fake(says), cases=4)
     assert list(tmp_path.iterdir()) == []
