@@ -14,6 +14,7 @@ COMMANDS = {
     "size": ("models.command", "state and block sizes of a model or a config.json"),
     "replay": ("replay.command", "replay a request trace under placement rules"),
     "lockstep": ("engine.command", "check every key against the state it promises"),
+    "conformance": ("conformance.command", "hold the kit to running engines, and them to it"),
     "bench": ("bench.command", "time what has just been shown equal"),
 }
 

@@ -36,6 +36,7 @@ IMPORTS: dict[str, set[str]] = {
     "exporter": {"errors", "kernels", "metadata"},
     "replay": {"errors", "models", "planner"},
     "bench": {"errors", "exporter", "kernels", "metadata", "planner", "replay"},
+    "conformance": {"engine", "errors", "exporter", "geometry", "metadata", "planner"},
     "explore": {"draw", "errors", "figures", "geometry", "models", "planner", "replay"},
     "figures": {"bench", "draw", "engine", "errors", "geometry", "models", "planner", "replay"},
 }
@@ -199,7 +200,7 @@ def test_importing_the_kit_loads_no_heavy_library() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["planner", "models", "engine", "replay", "why", "cli", "__main__"]
+    "module", ["planner", "models", "engine", "replay", "conformance", "why", "cli", "__main__"]
 )
 def test_the_plain_modules_load_no_heavy_library(module: str) -> None:
     code = f"import sys, mambackpt.{module}; print([m for m in {HEAVY!r} if m in sys.modules])"

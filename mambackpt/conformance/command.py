@@ -1,6 +1,7 @@
 """The command ``conformance``: put random cases to running engines and to this kit."""
 
 import argparse
+import gzip
 import json
 import secrets
 import sys
@@ -9,7 +10,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from mambackpt.conformance.compare import Comparison, Disagreement, compare_pieces
+from mambackpt.conformance.compare import (
+    Comparison,
+    Disagreement,
+    compare_pieces,
+    record_answers,
+)
+from mambackpt.conformance.drift import compare_releases, drift_table
 from mambackpt.conformance.engines import ENGINES, pieces_of
 from mambackpt.conformance.environments import (
     EngineSkippedError,
@@ -19,7 +26,7 @@ from mambackpt.conformance.environments import (
     make_environment,
 )
 from mambackpt.conformance.pieces import Piece
-from mambackpt.conformance.versions import find_release
+from mambackpt.conformance.versions import find_release, known_releases
 from mambackpt.errors import CheckpointValueError
 from mambackpt.geometry import checked_int
 
@@ -41,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, help="of the cases [a fresh one, which is printed]")
     add("--release", help="of the engine [the newest in the table of versions]")
     add("--here", action="store_true", help="the engine that this Python has, or else fail")
+    add("--drift", metavar="RELEASES", help="what changed between these releases, comma-separated")
+    add("--record", type=Path, metavar="FILE", help="write cases and answers, gzipped JSON")
     add("--folder", type=Path, help="make environments there and keep them [they are removed]")
     return parser
 
@@ -54,11 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     checked_int("cases", options.cases, unit="cases")
     engines = options.engine or list(ENGINES)
-    if options.release and len(engines) != 1:
-        raise CheckpointValueError(
-            "--release is given for several engines; expected one. Try --engine llama.cpp."
-        )
+    for name in ("release", "drift", "record"):
+        if getattr(options, name) and len(engines) != 1:
+            raise CheckpointValueError(
+                f"--{name} is given for {len(engines)} engines; expected one. "
+                "Try --engine llama.cpp."
+            )
     seed = secrets.randbelow(10**6) if options.seed is None else options.seed
+    if options.drift:
+        return _drift(engines[0], seed, options)
     return max([_hold(engine, seed, options) for engine in engines])
 
 
@@ -70,6 +83,9 @@ def _hold(engine: str, seed: int, options: argparse.Namespace) -> int:
             print(f"{environment.label}, seed {seed}")
             if environment.seconds:
                 print(f"  made in {environment.seconds:.0f} s, {environment.bytes / 1e6:.0f} MB")
+            if options.record:
+                _record(options.record, pieces, environment, options.cases, seed)
+                return 0
             different = 0
             for result in compare_pieces(pieces, environment, cases=options.cases, seed=seed):
                 print("\n".join(_told(result)), flush=True)
@@ -78,6 +94,35 @@ def _hold(engine: str, seed: int, options: argparse.Namespace) -> int:
         print(reason)
         return 0
     return 1 if different else 0
+
+
+def _record(
+    file: Path, pieces: Sequence[Piece], environment: Environment, cases: int, seed: int
+) -> None:
+    """Write the engine's answers; the same answers give the same bytes."""
+    records = list(record_answers(pieces, environment, cases=cases, seed=seed))
+    text = json.dumps({"source": environment.label, "records": records}, separators=(",", ":"))
+    file.write_bytes(gzip.compress(text.encode(), mtime=0))
+    print(f"  {len(records)} cases in {file}, {file.stat().st_size:,} bytes")
+
+
+def _drift(engine: str, seed: int, options: argparse.Namespace) -> int:
+    """Print what changed between releases, oldest first; exit status 0."""
+    releases = [find_release(engine, name.strip()) for name in options.drift.split(",")]
+    if len(releases) < 2:
+        raise CheckpointValueError(
+            f"--drift names {len(releases)} release; expected two or more, oldest first. "
+            f"Try --drift {','.join(known_releases(engine)[:2][::-1])}."
+        )
+    drifts = compare_releases(
+        _chosen(engine, options.piece),
+        releases,
+        lambda release: make_environment(release, options.folder),
+        cases=options.cases,
+        seed=seed,
+    )
+    print(drift_table(engine, list(drifts)))
+    return 0
 
 
 def _chosen(engine: str, names: Sequence[str] | None) -> list[Piece]:

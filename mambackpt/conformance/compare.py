@@ -2,9 +2,10 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from mambackpt.conformance.environments import Environment
 from mambackpt.conformance.pieces import Answer, Case, Difference, Piece, size_of
@@ -54,6 +55,24 @@ def compare_pieces(
             yield _compare(piece, workers[key], cases, seed)
 
 
+def record_answers(
+    pieces: Sequence[Piece], environment: Environment, *, cases: int, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the engine's answers, each with its case and the name of its piece: data for tests."""
+    for piece in pieces:
+        with Worker(piece, environment) as worker:
+            for case in piece.cases(seed, cases):
+                yield {"piece": piece.name, "case": case, "answer": worker.ask(case)}
+
+
+def recorded_differences(
+    pieces: Sequence[Piece], record: Mapping[str, Any]
+) -> Sequence[Difference]:
+    """Return where the kit differs from an answer that `record_answers` gave."""
+    [piece] = [piece for piece in pieces if piece.name == record["piece"]]
+    return _judge(piece, record["case"], record["answer"], kit_answer(piece, record["case"]))
+
+
 def _compare(piece: Piece, worker: Worker, cases: int, seed: int) -> Comparison:
     start = time.perf_counter()
     asked = requests = different_cases = different_requests = 0
@@ -90,7 +109,10 @@ def kit_answer(piece: Piece, case: Case) -> Answer:
 def _differences(piece: Piece, case: Case, worker: Worker) -> Sequence[Difference]:
     worker.send(case)
     ours = kit_answer(piece, case)
-    theirs = worker.receive()
+    return _judge(piece, case, worker.receive(), ours)
+
+
+def _judge(piece: Piece, case: Case, theirs: Answer, ours: Answer) -> Sequence[Difference]:
     if "error" in theirs or "error" in ours:
         both = "error" in theirs and "error" in ours
         return [] if both else [Difference(0, theirs, ours)]

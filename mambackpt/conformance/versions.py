@@ -90,6 +90,15 @@ RELEASES: Mapping[str, tuple[Release, ...]] = {
 MODULES = {"llama.cpp": "xllamacpp", "sglang": "sglang", "vllm": "vllm"}
 
 
+def known_releases(engine: str) -> list[str]:
+    """Return the names of an engine's releases, the newest first.
+
+    >>> known_releases("vllm")
+    ['0.33.0', '0.32.0', '0.31.0']
+    """
+    return [release.name for release in RELEASES[engine]]
+
+
 def find_release(engine: str, name: str | None = None) -> Release:
     """Return a release of an engine by its name, the newest by default.
 
@@ -102,12 +111,11 @@ def find_release(engine: str, name: str | None = None) -> Release:
         raise CheckpointValueError(
             f"engine is {engine!r}; expected one of {', '.join(RELEASES)}. Try 'llama.cpp'."
         )
-    releases = RELEASES[engine]
-    for release in releases:
+    for release in RELEASES[engine]:
         if name in (None, release.name):
             return release
-    known = ", ".join(release.name for release in releases)
+    known = known_releases(engine)
     raise CheckpointValueError(
-        f"release is {name!r}; expected one of {engine}'s: {known}. Try {releases[0].name!r}, or "
-        "add a line to the table of versions."
+        f"release is {name!r}; expected one of {engine}'s: {', '.join(known)}. "
+        f"Try {known[0]!r}, or add a line to the table of versions."
     )
