@@ -102,25 +102,27 @@ def _compare(piece: Piece, older: str, newer: str, before: Answers, after: Answe
 def drift_table(engine: str, drifts: Sequence[Drift]) -> str:
     """Return a Markdown table of what changed, a row a piece and pair of releases.
 
-    >>> print(drift_table("vllm", [Drift("planner", "0.32", "0.33", 100, 2, 16, 0, 640, 624)]))
-    | engine | from | to | asked | requests | changed | tokens lost | tokens gained | reused |
-    |---|---|---|---|---:|---:|---:|---:|---:|
-    | vllm | 0.32 | 0.33 | planner | 100 | 2 (2.0 %) | 16 | 0 | 640 to 624 |
+    >>> print(drift_table("vllm", [Drift("planner", "0.32", "0.33", 100, 2, 16, 0, 640, 624, 9)]))
+    | vllm | asked | requests | changed | tokens lost | gained | reused | cases one lacks |
+    |---|---|---:|---:|---:|---:|---:|---:|
+    | 0.32 to 0.33 | planner | 100 | 2 (2.0 %) | 16 | 0 | 640 to 624 | 9 |
 
     Tokens lost and gained are those of the changed requests. A piece that one of the releases lacks
     says so.
     """
     lines = [
-        "| engine | from | to | asked | requests | changed | tokens lost | tokens gained | reused |",
-        "|---" * 4 + "|---:" * 5 + "|",
+        f"| {engine} | asked | requests | changed | tokens lost | gained | reused "
+        "| cases one lacks |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for d in drifts:
-        cells = [engine, d.older, d.newer, d.piece]
+        cells = [f"{d.older} to {d.newer}", d.piece]
         if not d.requests:
-            cells += ["not in both", "", "", "", ""]
+            cells += ["not in both", "", "", "", "", ""]
         else:
             share = f"{d.changed:,} ({100 * d.changed / d.requests:.1f} %)"
             reused = f"{d.before:,} to {d.after:,}"
             cells += [f"{d.requests:,}", share, f"{d.fewer:,}", f"{d.more:,}", reused]
+            cells.append(f"{d.unasked:,}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

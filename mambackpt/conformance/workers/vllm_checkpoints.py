@@ -22,6 +22,7 @@ os.dup2(2, 1)  # the engine's own words
 
 import json  # noqa: E402
 import warnings  # noqa: E402
+from inspect import signature  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 
 warnings.filterwarnings("ignore")
@@ -32,22 +33,25 @@ from vllm.model_executor.layers.mamba import checkpoint as engine  # noqa: E402
 from vllm.utils import torch_utils  # noqa: E402
 
 torch_utils.PIN_MEMORY = False  # there is no device to copy to
+# Before 0.32 a hit landed on the hash grid, whatever the blocks were.
+TAKES_ALIGNMENT = (
+    "cache_hit_alignment_tokens" in signature(engine.compute_mamba_prefill_checkpoints).parameters
+)
 
 
 def plan(case: dict) -> dict:
     """Positions, the predicate's answers, and the rows of one batch."""
     sizes = case["settings"]
-    ahead = _lookahead(sizes["lookahead"])
     H, M, A, U, drop = (sizes[name] for name in ("H", "M", "A", "U", "drop"))
     rows = case["requests"]
     seq, query = [row["seq"] for row in rows], [row["query"] for row in rows]
-    offsets, columns = engine.compute_mamba_prefill_checkpoints(
-        seq, query, H, M, A, drop, U, **ahead
-    )
+    offsets, columns = compute(seq, query, sizes, A)
+    ahead = _lookahead(sizes)
+    unit = U if TAKES_ALIGNMENT else H
     answers = []
     for row, offset, column in zip(rows, offsets, columns, strict=True):
         start = row["seq"] - row["query"]
-        position = engine.get_mamba_prefill_checkpoint_position(row["seq"], U, drop, **ahead)
+        position = engine.get_mamba_prefill_checkpoint_position(row["seq"], unit, drop, **ahead)
         valid = engine.is_mamba_prefill_checkpoint_valid(start, row["seq"], row["at"], H, M, A)
         answers.append(
             {
@@ -61,9 +65,17 @@ def plan(case: dict) -> dict:
     return {"requests": answers}
 
 
-def _lookahead(tokens: int) -> dict:
-    """The argument for tokens that a hash looks ahead, which earlier releases do not have."""
-    return {"num_hash_lookahead_tokens": tokens} if tokens else {}
+def compute(seq: list, query: list, sizes: dict, alignment: int | None) -> tuple[list, list]:
+    """The planner, with the arguments that this release has."""
+    named = {"cache_hit_alignment_tokens": sizes["U"]} if TAKES_ALIGNMENT else {}
+    return engine.compute_mamba_prefill_checkpoints(
+        seq, query, sizes["H"], sizes["M"], alignment, sizes["drop"], **named, **_lookahead(sizes)
+    )
+
+
+def _lookahead(sizes: dict) -> dict:
+    """Tokens that a hash looks ahead: a release before 0.33 refuses the argument."""
+    return {"num_hash_lookahead_tokens": sizes["lookahead"]} if sizes["lookahead"] else {}
 
 
 def build(case: dict) -> dict:
@@ -132,15 +144,13 @@ def _split(sizes: dict, request: dict) -> dict:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     partial = sizes["U"] < sizes["M"]
-    drop = sizes["drop"]
-    ahead = _lookahead(sizes["lookahead"])
     scheduler = SimpleNamespace(
         cache_config=SimpleNamespace(block_size=sizes["M"]),
         scheduler_config=SimpleNamespace(long_prefill_token_threshold=0),
         block_size=sizes["M"] if partial else sizes["U"],
         hash_block_size=sizes["H"],
         max_num_scheduled_tokens=sizes["limit"],
-        use_eagle_block_drop=drop,
+        use_eagle_block_drop=sizes["drop"],
         num_hash_lookahead_tokens=sizes["lookahead"],
         mamba_partial_cache_hit=partial,
         mamba_has_prefill_checkpoint_blocks=sizes["internal"],
@@ -162,16 +172,8 @@ def _split(sizes: dict, request: dict) -> dict:
         ends.append(end)
         if not length:  # it waits for ever
             break
-        [offset], _ = engine.compute_mamba_prefill_checkpoints(
-            [end],
-            [length],
-            sizes["H"],
-            sizes["M"],
-            scheduler.mamba_prefill_checkpoint_alignment,
-            drop,
-            sizes["U"],
-            **ahead,
-        )
+        alignment = scheduler.mamba_prefill_checkpoint_alignment
+        [offset], _ = compute([end], [length], sizes, alignment)
         if offset:
             saved.append(start + offset)
         state.num_computed_tokens = end
