@@ -36,7 +36,7 @@ IMPORTS: dict[str, set[str]] = {
     "exporter": {"errors", "kernels", "metadata"},
     "replay": {"errors", "models", "planner"},
     "bench": {"errors", "exporter", "kernels", "metadata", "planner", "replay"},
-    "conformance": {"engine", "errors", "exporter", "geometry", "metadata", "planner"},
+    "conformance": {"cli", "engine", "errors", "exporter", "geometry", "metadata", "planner"},
     "explore": {"draw", "errors", "figures", "geometry", "models", "planner", "replay"},
     "figures": {"bench", "draw", "engine", "errors", "geometry", "models", "planner", "replay"},
 }

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from mambackpt.cli import names_of, whole_number
 from mambackpt.conformance.compare import (
     Comparison,
     Disagreement,
@@ -27,8 +28,7 @@ from mambackpt.conformance.environments import (
 )
 from mambackpt.conformance.pieces import Piece
 from mambackpt.conformance.versions import find_release, known_releases
-from mambackpt.errors import CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointValueError, checked_choice
 
 _SHOWN = 5  # differences of the smallest case that are printed
 _LISTED = 12  # elements of a list that are printed whole
@@ -44,8 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--engine", action="append", choices=list(ENGINES), help="again for another [all]")
     add("--piece", action="append", help="a piece of the engine, by name [all]")
-    add("--cases", type=int, default=100, help="how many cases a piece [100]")
-    add("--seed", type=int, help="of the cases [a fresh one, which is printed]")
+    add("--cases", default="100", help="how many cases a piece [100]")
+    add("--seed", help="of the cases [a fresh one, which is printed]")
     add("--release", help="of the engine [the newest in the table of versions]")
     add("--here", action="store_true", help="the engine that this Python has, or else fail")
     add("--drift", metavar="RELEASES", help="what changed between these releases, comma-separated")
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     WorkerError for an engine that could not be asked.
     """
     options = _parser().parse_args(argv)
-    checked_int("cases", options.cases, unit="cases")
+    options.cases = whole_number("--cases", options.cases)
     engines = options.engine or list(ENGINES)
     for name in ("release", "drift", "record"):
         if getattr(options, name) and len(engines) != 1:
@@ -69,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"--{name} is given for {len(engines)} engines; expected one. "
                 "Try --engine llama.cpp."
             )
-    seed = secrets.randbelow(10**6) if options.seed is None else options.seed
+    seed = secrets.randbelow(10**6)
+    if options.seed is not None:
+        seed = whole_number("--seed", options.seed, least=0)
     if options.drift:
         return _drift(engines[0], seed, options)
     return max([_hold(engine, seed, options) for engine in engines])
@@ -108,7 +110,7 @@ def _record(
 
 def _drift(engine: str, seed: int, options: argparse.Namespace) -> int:
     """Print what changed between releases, oldest first; exit status 0."""
-    releases = [find_release(engine, name.strip()) for name in options.drift.split(",")]
+    releases = [find_release(engine, name) for name in names_of(options.drift)]
     if len(releases) < 2:
         raise CheckpointValueError(
             f"--drift names {len(releases)} release; expected two or more, oldest first. "
@@ -127,13 +129,8 @@ def _drift(engine: str, seed: int, options: argparse.Namespace) -> int:
 
 def _chosen(engine: str, names: Sequence[str] | None) -> list[Piece]:
     pieces = pieces_of(engine)
-    known = [piece.name for piece in pieces]
     for name in names or ():
-        if name not in known:
-            raise CheckpointValueError(
-                f"{name!r} is no piece of {engine}; expected one of {', '.join(known)}. "
-                f"Try --piece {known[0]}."
-            )
+        checked_choice("--piece", name, [piece.name for piece in pieces])
     return [piece for piece in pieces if not names or piece.name in names]
 
 

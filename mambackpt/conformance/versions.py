@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mambackpt.errors import CheckpointValueError
+from mambackpt.errors import checked_choice
 
 _GGUF = ("gguf==0.19.0", "numpy==2.4.6")
 _SGLANG = (
@@ -107,15 +107,8 @@ def find_release(engine: str, name: str | None = None) -> Release:
 
     Raises CheckpointValueError for an engine or a release that the table does not hold.
     """
-    if engine not in RELEASES:
-        raise CheckpointValueError(
-            f"engine is {engine!r}; expected one of {', '.join(RELEASES)}. Try 'llama.cpp'."
-        )
-    for release in RELEASES[engine]:
-        if name in (None, release.name):
-            return release
+    checked_choice("engine", engine, RELEASES)
     known = known_releases(engine)
-    raise CheckpointValueError(
-        f"release is {name!r}; expected one of {engine}'s: {', '.join(known)}. "
-        f"Try {known[0]!r}, or add a line to the table of versions."
-    )
+    hint = f"Try {known[0]!r}, or add a line to the table of versions."
+    chosen = checked_choice("release", name or known[0], known, hint=hint)
+    return RELEASES[engine][known.index(chosen)]
