@@ -1,0 +1,1 @@
+"""Running engines, held to the rules of this kit."""
