@@ -24,7 +24,7 @@ class _Sizes:
 
 
 def make_case(seed: int) -> Case:
-    """Return a case as the worker reads it: settings, and up to ten requests that share prefixes.
+    """Return a case as the worker reads it: settings, and up to forty requests that share prefixes.
 
     >>> case = make_case(3)
     >>> sorted(case), sorted(case["requests"][0])
@@ -40,7 +40,7 @@ def make_case(seed: int) -> Case:
         sizes = _Sizes(6000, settings["batch"], settings["ubatch"])
     chats = random.random() < 0.5
     requests: list[Case] = []
-    for _ in range(random.randint(2, 10)):
+    for _ in range(random.randint(2, random.choice((10, 10, 10, 40)))):
         tokens = _random_tokens(random, requests, sizes, chats)
         generated = random.choice((0, 1, 1, 2, 3, 20))
         requests.append(

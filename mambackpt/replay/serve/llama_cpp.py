@@ -112,24 +112,29 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A copy of the state after ``position`` tokens, made by the request with this number."""
+class State:
+    """A state after ``position`` tokens, made by the request with this number."""
 
     position: int
     request: int
 
 
+NOTHING = State(0, 0)
+
+
 @dataclass(slots=True)
 class Context:
-    """One conversation's ids, the tokens that its live end has read, checkpoints oldest first."""
+    """One conversation's ids, its live end, and its checkpoints, oldest first."""
 
     ids: Sequence[int] = ()
-    live: int = 0
-    checkpoints: list[Checkpoint] = field(default_factory=list)
+    live: State = NOTHING
+    checkpoints: list[State] = field(default_factory=list)
 
 
 class Slot:
     """One slot of the server and the contexts that wait in host memory."""
+
+    spared = 1  # how far above the resume position a checkpoint is not erased
 
     def __init__(self, settings: ServerSettings, grain: int = 1) -> None:
         self.settings, self.grain = settings, grain
@@ -144,11 +149,12 @@ class Slot:
         self.erased = []
         self.choose(prompt)
         shared = self.shared(self.context.ids, prompt.ids)
-        resume = self.resume(shared, prompt.length)
-        self.erase(resume)
-        reused = min(resume, prompt.length - 1)
+        state = self.restore(shared, prompt)
+        self.erase(state.position)
+        reused = min(state.position, prompt.length - 1)
         created = list(self.prefill(reused, prompt))
-        self.context.ids, self.context.live = prompt.after, prompt.live
+        self.context.ids = prompt.after
+        self.context.live = State(prompt.live, self.request)
         kept = sorted(checkpoint.position for checkpoint in self.context.checkpoints)
         attention = min(shared, prompt.length - 1)
         return Served(attention, reused, None, tuple(created), tuple(kept))
@@ -162,10 +168,10 @@ class Slot:
     def choose(self, prompt: Prompt) -> None:
         """Leave the slot's context for a better one where the prompt would keep little of it."""
         context = self.context
-        if not (self.settings.host_cache and context.live):
+        if not (self.settings.host_cache and context.live.position):
             return
         shared = self.shared(context.ids, prompt.ids)
-        of_prompt, of_context = _share(shared, prompt.length), _share(shared, context.live)
+        of_prompt, of_context = _share(shared, prompt.length), _share(shared, context.live.position)
         if of_prompt > LEAST_OF_PROMPT and of_context >= LEAST_OF_SLOT:
             return
         self.save()
@@ -183,7 +189,7 @@ class Slot:
 
     def begins_with(self, longer: Context, shorter: Context) -> bool:
         """Whether a context holds everything that another one does."""
-        return self.shared(longer.ids, shorter.ids) == shorter.live
+        return self.shared(longer.ids, shorter.ids) == shorter.live.position
 
     def best_waiting(
         self, prompt: Prompt, of_prompt: np.float32, of_context: np.float32
@@ -195,31 +201,33 @@ class Slot:
         best = None
         for place, context in enumerate(self.waiting):
             shared = self.shared(context.ids, prompt.ids)
-            more_of_prompt, more_kept = _share(shared, prompt.length), _share(shared, context.live)
+            more_of_prompt = _share(shared, prompt.length)
+            more_kept = _share(shared, context.live.position)
             if more_kept >= LEAST_OF_HOST and more_kept > of_context and more_of_prompt > of_prompt:
                 best, of_prompt, of_context = place, more_of_prompt, more_kept
         return best
 
     # --- resuming ---------------------------------------------------------------------------------
 
-    def resume(self, shared: int, length: int) -> int:
-        """Where the prompt resumes: at the live end, else at the newest checkpoint that fits."""
-        most = min(shared, length - 1)  # at least one token is computed
-        if self.context.live <= most:
+    def restore(self, shared: int, prompt: Prompt) -> State:
+        """The state to resume after: the live end, else the newest checkpoint that fits."""
+        most = min(shared, prompt.length - 1)  # at least one token is computed
+        if self.context.live.position <= most:
             return self.context.live
         for checkpoint in reversed(self.context.checkpoints):
             if checkpoint.position <= max(most, 1 if shared else 0):
-                return checkpoint.position
-        return 0
+                return checkpoint
+        return NOTHING
 
     def erase(self, resume: int) -> None:
         """Erase checkpoints above the resume position, but the one exactly a token above it.
 
         That one was made one token later on the path of another prompt: see `serve.stale`.
         """
-        self.forget([c for c in self.context.checkpoints if c.position > resume + 1])
+        spared = resume + self.spared
+        self.forget([state for state in self.context.checkpoints if state.position > spared])
 
-    def forget(self, gone: list[Checkpoint]) -> None:
+    def forget(self, gone: list[State]) -> None:
         """Erase these checkpoints of the slot's context."""
         self.erased += [checkpoint.position for checkpoint in gone]
         checkpoints = self.context.checkpoints
@@ -272,12 +280,12 @@ class Slot:
         self.forget(self.crowding(len(checkpoints) - (most - 2)))
         self.forget(checkpoints[: max(len(checkpoints) - (most - 1), 0)])
         self.forget([checkpoint for checkpoint in checkpoints if checkpoint.position == position])
-        checkpoints.append(Checkpoint(position, self.request))
+        checkpoints.append(State(position, self.request))
 
-    def crowding(self, most: int) -> list[Checkpoint]:
+    def crowding(self, most: int) -> list[State]:
         """Up to ``most`` checkpoints of other requests within ``min_step`` of the one before."""
-        crowd: list[Checkpoint] = []
-        before: Checkpoint | None = None
+        crowd: list[State] = []
+        before: State | None = None
         for checkpoint in self.context.checkpoints:
             near = before and checkpoint.position <= before.position + self.settings.min_step
             if near and checkpoint.request != self.request and len(crowd) < most:
