@@ -111,8 +111,7 @@ class Prompt:
         return cls(tokens, len(tokens), after, len(after), request.users)
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """A state after ``position`` tokens, made by the request with this number."""
 
     position: int
@@ -171,13 +170,16 @@ class Slot:
         if not (self.settings.host_cache and context.live.position):
             return
         shared = self.shared(context.ids, prompt.ids)
-        of_prompt, of_context = _share(shared, prompt.length), _share(shared, context.live.position)
+        of_prompt, of_context = (
+            share_of(shared, prompt.length),
+            share_of(shared, context.live.position),
+        )
         if of_prompt > LEAST_OF_PROMPT and of_context >= LEAST_OF_SLOT:
             return
         self.save()
         better = self.best_waiting(prompt, of_prompt, of_context)
         if better is not None:
-            self.context = self.waiting.pop(better)
+            self.take(better)
 
     def save(self) -> None:
         """Copy the slot's context to host memory, in the place of those that it extends."""
@@ -187,24 +189,29 @@ class Slot:
         self.waiting = [other for other in self.waiting if not self.begins_with(context, other)]
         self.waiting.append(replace(context, checkpoints=list(context.checkpoints)))
 
+    def take(self, context: Context) -> None:
+        """Move a waiting context into the slot; what the slot held is gone, if it is not saved."""
+        self.waiting = [other for other in self.waiting if other is not context]
+        self.context = context
+
     def begins_with(self, longer: Context, shorter: Context) -> bool:
         """Whether a context holds everything that another one does."""
         return self.shared(longer.ids, shorter.ids) == shorter.live.position
 
     def best_waiting(
         self, prompt: Prompt, of_prompt: np.float32, of_context: np.float32
-    ) -> int | None:
+    ) -> Context | None:
         """The last waiting context that has more of the prompt, and is kept more of, than before.
 
         "Before" begins with the slot's own context, then is the best one so far.
         """
         best = None
-        for place, context in enumerate(self.waiting):
+        for context in self.waiting:
             shared = self.shared(context.ids, prompt.ids)
-            more_of_prompt = _share(shared, prompt.length)
-            more_kept = _share(shared, context.live.position)
+            more_of_prompt = share_of(shared, prompt.length)
+            more_kept = share_of(shared, context.live.position)
             if more_kept >= LEAST_OF_HOST and more_kept > of_context and more_of_prompt > of_prompt:
-                best, of_prompt, of_context = place, more_of_prompt, more_kept
+                best, of_prompt, of_context = context, more_of_prompt, more_kept
         return best
 
     # --- resuming ---------------------------------------------------------------------------------
@@ -295,7 +302,7 @@ class Slot:
         return crowd
 
 
-def _share(part: int, whole: int) -> np.float32:
+def share_of(part: int, whole: int) -> np.float32:
     """A part of a whole as the server compares it: in single precision."""
     return np.float32(part) / np.float32(whole)
 

@@ -153,7 +153,7 @@ def check_states(histories: Iterable[History], settings: ServerSettings) -> Stal
     (True, 0, 4, 3)
     """
     count = requests = hits = reused = total = strictly = 0
-    failing: dict[bool, History] = {}
+    failing: dict[bool, list[History]] = {True: [], False: []}
     for history in histories:
         served, wrong = watch(history, settings)
         count, requests = count + 1, requests + len(history)
@@ -161,15 +161,23 @@ def check_states(histories: Iterable[History], settings: ServerSettings) -> Stal
         reused += sum(one.reused for one in served)
         total += len(wrong)
         strictly += len(watch(history, settings, strict=True)[1])
-        for one in wrong:
-            failing.setdefault(one.after_resuming, history)
-    smallest, from_nothing = (
-        shrink(failing[kind], settings, after_resuming=kind) if kind in failing else ()
-        for kind in (True, False)
-    )
+        for kind in {one.after_resuming for one in wrong}:
+            failing[kind].append(history)
+    smallest, from_nothing = (_smallest(failing[kind], settings, kind) for kind in (True, False))
     return StaleReport(
         settings, count, requests, hits, reused, total, strictly, smallest, from_nothing
     )
+
+
+def _smallest(failing: list[History], settings: ServerSettings, after_resuming: bool) -> History:
+    """The smallest of what a few failing histories shrink to."""
+    few = sorted(failing, key=_size)[:6]
+    shrunk = [shrink(history, settings, after_resuming=after_resuming) for history in few]
+    return min(shrunk, key=_size, default=())
+
+
+def _size(history: History) -> tuple[int, int]:
+    return len(history), sum(map(len, history))
 
 
 def shrink(history: History, settings: ServerSettings, *, after_resuming: bool) -> History:
