@@ -56,7 +56,7 @@ def test_random_histories_lead_there_and_shrink_to_four_requests() -> None:
     assert report.wrong_if_strict == 0
     assert len(report.smallest) == 4
     assert sum(map(len, report.smallest)) <= 25
-    assert len(report.from_nothing) == 3
+    assert 3 <= len(report.from_nothing) <= 4
     assert sum(map(len, report.from_nothing)) <= 9
 
 

@@ -27,7 +27,7 @@ def serve_tokens(requests: Iterable[RequestLike], engine: str, **settings: objec
 
     >>> served = serve_tokens([range(100), range(120)], "llama.cpp", batch=64, ubatch=64)
     >>> [(s.reused, s.created) for s in served]
-    [(0, (36, 96, 100)), (100, (116, 120))]
+    [(0, (36, 96)), (100, (100, 116))]
 
     A request is a list of tokens or a `TokenRequest`. The engines and their settings, in tokens,
     are those of the modules in `ENGINES`. Raises CheckpointValueError for an engine or a setting

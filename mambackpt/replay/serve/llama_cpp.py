@@ -34,20 +34,27 @@ LEAST_OF_HOST = np.float32(0.25)
 
 
 class Placement(NamedTuple):
-    """What differs between releases: where batches end before the last, and what is kept there.
+    """What differs between releases: where batches end, and what is kept where one begins.
 
-    ``last_tokens``: a batch ends a few tokens before the prompt's end. ``periodic``: a batch that
-    begins ``min_step`` or more after the newest checkpoint makes one.
+    ``messages``: whether batches end before a user message: "never", "always", or "spaced", before
+    the last one and those that begin more than ``min_step`` after the newest checkpoint.
+    ``near_end``: batches that end near the prompt's end keep one however close to the newest.
+    ``spacing``: how close the others may not come; None is ``min_step``. ``periodic``: whatever
+    begins ``min_step`` after the newest is kept. ``least``: tokens computed before anything is.
     """
 
-    last_tokens: bool = True
+    messages: str = "spaced"
+    near_end: bool = True
+    spacing: int | None = None
     periodic: bool = False
+    least: int = 0
 
 
-# By the oldest release known to place so. Placement only: lookup and eviction are those of b11549.
+# By the oldest release known to place so; each seen on that release, prompts alone, 250 and more.
+# Placement only: lookup and eviction are those of b11549.
 RELEASES = {
-    "b9294": Placement(periodic=True),
-    "b9873": Placement(last_tokens=False),
+    "b9294": Placement("never", near_end=False, spacing=64, periodic=True, least=64),
+    "b9873": Placement("always", near_end=False),
     "b10229": Placement(),
 }
 
@@ -79,7 +86,7 @@ class ServerSettings:
         if self.version not in RELEASES:
             raise CheckpointValueError(
                 f"version is {self.version!r}; expected one of {', '.join(RELEASES)}. "
-                "Try 'b10229', which later releases place like."
+                "Try 'b10229': later releases place like it."
             )
         object.__setattr__(self, "ubatch", min(self.ubatch, self.batch))
 
@@ -244,37 +251,42 @@ class Slot:
 
     def prefill(self, start: int, prompt: Prompt) -> Iterator[int]:
         """Compute batch after batch; make and yield checkpoints where a batch begins."""
-        L, last_user = prompt.length, max(prompt.users, default=-1)
-        while start < L:
-            end = self.batch_end(start, prompt, last_user)
-            near = end + self.settings.ubatch > L
-            if self.is_wanted(start, near, start in prompt.users, start == last_user):
+        users = () if self.settings.placement.messages == "never" else prompt.users
+        while start < prompt.length:
+            end = self.batch_end(start, prompt.length, users)
+            near = end + self.settings.ubatch > prompt.length
+            wanted = near or start in users or self.is_due(start)
+            exempt = start in users[-1:] or (near and self.settings.placement.near_end)
+            if wanted and (exempt or self.is_apart(start)) and self.may_keep(start, end):
                 self.create(start)
                 yield start
             start = end
 
-    def batch_end(self, start: int, prompt: Prompt, last_user: int) -> int:
+    def batch_end(self, start: int, L: int, users: Sequence[int]) -> int:
         """Where the batch that begins at ``start`` ends."""
-        L, b, ub = prompt.length, self.settings.batch, self.settings.ubatch
-        ends = [start + b, L, L - min(b, STEPS_BACK + ub)]
-        if self.settings.placement.last_tokens:
-            ends.append(L - min(b, STEPS_BACK))
-        spaced = self.newest + self.settings.min_step if self.context.checkpoints else -1
-        ends += [user for user in prompt.users if user == last_user or user > spaced]
+        b, ub = self.settings.batch, self.settings.ubatch
+        ends = [start + b, L, L - min(b, STEPS_BACK + ub), L - min(b, STEPS_BACK)]
+        if self.settings.placement.messages == "always" or not self.context.checkpoints:
+            ends += users
+        else:
+            spaced = self.newest + self.settings.min_step
+            ends += [user for user in users if user > spaced or user == users[-1]]
         return min(end for end in ends if end > start)
 
-    def is_wanted(self, start: int, near: bool, user: bool, last_user: bool) -> bool:
-        """Whether a batch makes a checkpoint where it begins.
+    def is_due(self, start: int) -> bool:
+        """Whether a checkpoint is due by its distance alone."""
+        step = self.settings.min_step
+        return self.settings.placement.periodic and 0 < step <= start - self.newest
 
-        ``near``: it ends near the prompt's end; ``user``, ``last_user``: it begins a user message.
-        """
-        if start == 0 or not self.settings.checkpoints:
-            return False
-        if near or last_user:
-            return True
-        if user:
-            return not self.context.checkpoints or start > self.newest + self.settings.min_step
-        return self.settings.placement.periodic and start >= self.newest + self.settings.min_step
+    def is_apart(self, start: int) -> bool:
+        """Whether a checkpoint would not crowd the newest."""
+        spacing = self.settings.placement.spacing
+        spacing = self.settings.min_step if spacing is None else spacing
+        return not self.context.checkpoints or start > self.newest + spacing
+
+    def may_keep(self, start: int, end: int) -> bool:
+        """Whether there is a state to keep, and somewhere to."""
+        return start > 0 and self.settings.checkpoints > 0 and end >= self.settings.placement.least
 
     @property
     def newest(self) -> int:
