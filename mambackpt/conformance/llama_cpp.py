@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from mambackpt.replay.serve import TokenRequest
-from mambackpt.replay.serve.llama_cpp import Prompt, ServerSettings, Slot
+from mambackpt.replay.serve.llama_cpp import LlamaCppSettings, Prompt, Slot
 
 PACKAGES = ("xllamacpp==2026.10.11549", "gguf==0.19.0", "numpy==2.4.6")
 LETTERS = range(259, 285)  # the worker's text tokens
@@ -112,7 +112,7 @@ def answer_case(case: Case) -> Case:
     Created in order of time, erased in order of position, replaced ones too.
     """
     settings = {k: value for k, value in case["settings"].items() if k != "model"}
-    slot = Slot(ServerSettings(**settings))
+    slot = Slot(LlamaCppSettings(**settings))
     answers = []
     for request in case["requests"]:
         outputs = [request.get("forced", -1)] * request.get("generated", 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mambackpt import CheckpointError
 from mambackpt.replay.serve import Served, TokenRequest, serve_tokens
-from mambackpt.replay.serve.llama_cpp import Prompt, ServerSettings, Slot
+from mambackpt.replay.serve.llama_cpp import LlamaCppSettings, Prompt, Slot
 
 LETTERS = {chr(ord("a") + n): 259 + n for n in range(26)} | {"|": 285}
 
@@ -38,7 +38,7 @@ def test_own_recorded_answers_hold(root: Path) -> None:
     requests = 0
     for case in recorded_cases(root / "tests/data/llama_cpp_answers.json.gz"):
         settings = {name: value for name, value in case["settings"].items() if name != "model"}
-        slot = Slot(ServerSettings(**settings))
+        slot = Slot(LlamaCppSettings(**settings))
         for answer in case["requests"]:
             text = answer["text"]
             users = [place for place, letter in enumerate(text) if letter == "|"]
@@ -151,7 +151,7 @@ def test_nothing_is_kept_of_a_message_that_begins_the_prompt() -> None:
 
 
 def test_what_lies_above_the_resume_position_is_erased_but_one_token_above_it() -> None:
-    slot = Slot(ServerSettings(batch=64, ubatch=64))
+    slot = Slot(LlamaCppSettings(batch=64, ubatch=64))
     prompts = [range(100), [*range(99), 500, 501], [*range(96), *filler(104, 7)]]
     for tokens in prompts:
         served = slot.serve(Prompt.of(TokenRequest(tokens)))
@@ -246,8 +246,8 @@ def test_what_is_reused_was_kept_and_is_shared(
 @pytest.mark.parametrize(
     ("engine", "settings", "says"),
     [
-        ("llama", {}, "engine is 'llama'; expected one of .*Did you mean 'llama.cpp'"),
-        ("llama.cpp", {"microbatch": 1}, "'microbatch' is no setting of llama.cpp; .*Did you mean"),
+        ("llama", {}, "engine is 'llama'; expected one of .*Try 'llama.cpp'"),
+        ("llama.cpp", {"microbatch": 1}, "a setting of llama.cpp is 'microbatch'; .*Try 'ubatch'"),
         ("llama.cpp", {"batch": 0}, "batch is 0; expected a positive number of tokens"),
         ("llama.cpp", {"checkpoints": -1}, "checkpoints is -1; .*Try"),
         ("llama.cpp", {"host_cache": 8192}, "host_cache is 8192; expected True or False. Try True"),

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from mambackpt.replay import trace_from_tokens
 from mambackpt.replay.serve import serve_tokens
 from mambackpt.replay.serve.llama_cpp_traces import walk_trace
-from mambackpt.traces import trace_from_tokens
 
 LLAMA_CPP: list[dict[str, Any]] = [
     {},

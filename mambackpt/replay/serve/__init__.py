@@ -1,22 +1,20 @@
-"""Engines' caches on lists of tokens: placement, lookup and eviction of each, in plain words.
+"""Engines' caches on lists of tokens and on traces: placement, lookup, eviction, in plain words.
 
 Requests are served one at a time, in sequence. Each engine is one file whose ``serve`` is the
 readable truth that replays of traces are held to, as it is held itself to the running engine.
 """
 
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from importlib import import_module
-from inspect import signature
-from typing import Any
+from inspect import Parameter, signature
 
-from mambackpt.errors import CheckpointValueError
+from mambackpt.errors import checked_choice
 from mambackpt.replay.serve.requests import RequestLike, Served, TokenRequest, as_request
 
-__all__ = ["ENGINES", "Served", "TokenRequest", "serve_tokens"]
+__all__ = ["ENGINES", "Served", "TokenRequest", "serve_tokens", "settings_of"]
 
 # engine: the module whose ``serve(requests, *, settings...)`` takes checked requests; loads when
-# its engine is asked for
+# its engine is asked for. A module of that name with "_traces" behind it serves whole traces.
 ENGINES = {
     "llama.cpp": "mambackpt.replay.serve.llama_cpp",
 }
@@ -33,27 +31,29 @@ def serve_tokens(requests: Iterable[RequestLike], engine: str, **settings: objec
     are those of the modules in `ENGINES`. Raises CheckpointValueError for an engine or a setting
     that does not exist and for values that the engine refuses.
     """
-    serve = _engine(engine)
-    known = [name for name in signature(serve).parameters if name != "requests"]
+    checked_settings(engine, settings)
+    return _serve(engine)([as_request(request) for request in requests], **settings)
+
+
+def settings_of(engine: str) -> dict[str, Parameter]:
+    """Return an engine's settings by name, each with its default.
+
+    >>> settings_of("llama.cpp")["ubatch"].default
+    512
+    """
+    parameters = signature(_serve(engine)).parameters
+    return {name: one for name, one in parameters.items() if one.kind is Parameter.KEYWORD_ONLY}
+
+
+def checked_settings(engine: str, settings: Iterable[str]) -> None:
+    """Refuse the name of a setting that the engine does not have, and name one like it."""
+    known = settings_of(engine)
     for name in settings:
-        if name not in known:
-            raise CheckpointValueError(
-                f"{name!r} is no setting of {engine}; expected some of {', '.join(known)}. "
-                f"{_nearest(name, known)}"
-            )
-    return serve([as_request(request) for request in requests], **settings)
+        checked_choice(f"a setting of {engine}", name, known)
 
 
-def _engine(name: str) -> Callable[..., list[Served]]:
-    if name not in ENGINES:
-        raise CheckpointValueError(
-            f"engine is {name!r}; expected one of {', '.join(ENGINES)}. "
-            f"{_nearest(str(name), [*ENGINES])}"
-        )
-    serve: Callable[..., list[Served]] = import_module(ENGINES[name]).serve
+def _serve(engine: str) -> Callable[..., list[Served]]:
+    serve: Callable[..., list[Served]] = import_module(
+        ENGINES[checked_choice("engine", engine, ENGINES)]
+    ).serve
     return serve
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    near: list[Any] = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]!r}?" if near else f"Try {known[0]!r}."

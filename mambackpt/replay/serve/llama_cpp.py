@@ -16,12 +16,11 @@ Read `Slot.serve` first: it is the order of events. Held to the running server b
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mambackpt.errors import CheckpointTypeError, CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointTypeError, checked_choice, checked_int
 from mambackpt.replay.serve.requests import Served, TokenRequest, shared_length
 
 STEPS_BACK = 4  # tokens before the end of the prompt that the last batch begins at
@@ -60,10 +59,10 @@ RELEASES = {
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSettings:
+class LlamaCppSettings:
     """The server's options, in tokens and counts; the comment is the option's name.
 
-    >>> ServerSettings(batch=64).ubatch
+    >>> LlamaCppSettings(batch=64).ubatch
     64
     """
 
@@ -83,11 +82,7 @@ class ServerSettings:
             raise CheckpointTypeError(
                 f"host_cache is {self.host_cache!r}; expected True or False. Try True."
             )
-        if self.version not in RELEASES:
-            raise CheckpointValueError(
-                f"version is {self.version!r}; expected one of {', '.join(RELEASES)}. "
-                "Try 'b10229': later releases place like it."
-            )
+        checked_choice("version", self.version, RELEASES)
         object.__setattr__(self, "ubatch", min(self.ubatch, self.batch))
 
     @property
@@ -142,7 +137,7 @@ class Slot:
 
     spared = 1  # how far above the resume position a checkpoint is not erased
 
-    def __init__(self, settings: ServerSettings, grain: int = 1) -> None:
+    def __init__(self, settings: LlamaCppSettings, grain: int = 1) -> None:
         self.settings, self.grain = settings, grain
         self.context = Context()
         self.waiting: list[Context] = []
@@ -340,6 +335,23 @@ def serve(
     L + outputs - 1, is a state besides. ``branch`` is None. ``checkpoints`` is the most that a
     context has. Source: the running server of b11549; older versions by their placement only.
     """
-    settings = ServerSettings(batch, ubatch, checkpoints, min_step, host_cache, version)
+    settings = LlamaCppSettings(batch, ubatch, checkpoints, min_step, host_cache, version)
     slot = Slot(settings)
     return [slot.serve(Prompt.of(request)) for request in requests]
+
+
+def serve_llama_cpp(
+    requests: Iterable[TokenRequest], **settings: Any
+) -> Iterator[tuple[Served, tuple[int, ...]]]:
+    """Serve as `serve` does, and tell too which positions each request erased, in order of time.
+
+    >>> again = [TokenRequest(range(1000)), TokenRequest(range(990))]
+    >>> [erased for _, erased in serve_llama_cpp(again)]
+    [(), (996, 484)]
+
+    A checkpoint that is replaced by one at the same position is erased.
+    """
+    slot = Slot(LlamaCppSettings(**settings))
+    for request in requests:
+        served = slot.serve(Prompt.of(request))
+        yield served, tuple(slot.erased)

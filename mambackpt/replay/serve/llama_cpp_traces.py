@@ -22,14 +22,14 @@ from mambackpt.replay.serve.llama_cpp import (
     LEAST_OF_PROMPT,
     LEAST_OF_SLOT,
     STEPS_BACK,
+    LlamaCppSettings,
     Placement,
     Prompt,
-    ServerSettings,
     Slot,
     State,
     share_of,
 )
-from mambackpt.traces import Trace
+from mambackpt.replay.trace import Trace
 
 Row = tuple[int, int, int, int]  # tokens of attention and reuse, states new and gone
 
@@ -37,7 +37,7 @@ Row = tuple[int, int, int, int]  # tokens of attention and reuse, states new and
 def walk_trace(trace: Trace, *, plainly: bool = False, **settings: object) -> Iterator[Row]:
     """Serve a trace, a request at a time: tokens of attention and reuse, states new and gone.
 
-    >>> from mambackpt.traces import trace_from_tokens
+    >>> from mambackpt.replay.trace import trace_from_tokens
     >>> trace = trace_from_tokens([range(100), range(120)], grain=4)
     >>> list(walk_trace(trace, batch=64, ubatch=64))
     [(0, 0, 2, 0), (100, 100, 2, 0)]
@@ -45,11 +45,11 @@ def walk_trace(trace: Trace, *, plainly: bool = False, **settings: object) -> It
     Ids stand for ``trace.grain`` tokens. What a request puts out has no ids and is shared with
     nobody; it moves the live end. ``plainly`` uses the readable slot for everything.
     """
-    options = ServerSettings(**settings)  # type: ignore[arg-type]
+    options = LlamaCppSettings(**settings)  # type: ignore[arg-type]
     return walk_plainly(trace, options) if plainly else walk_fast(trace, options)
 
 
-def walk_plainly(trace: Trace, settings: ServerSettings) -> Iterator[Row]:
+def walk_plainly(trace: Trace, settings: LlamaCppSettings) -> Iterator[Row]:
     """Serve a trace with the readable slot."""
     slot = Slot(settings, trace.grain)
     columns = zip(*(c.tolist() for c in (trace.prompt, _live(trace), trace.message)), strict=True)
@@ -160,7 +160,7 @@ class _Host:
         return best
 
 
-def _swaps(trace: Trace, settings: ServerSettings) -> np.ndarray:
+def _swaps(trace: Trace, settings: LlamaCppSettings) -> np.ndarray:
     """Whether each request leaves the slot's context, as `Slot.choose` decides."""
     shared = (trace.shared_with_previous * trace.grain).astype(np.float32)
     of_prompt = shared / trace.prompt.astype(np.float32)
@@ -183,7 +183,7 @@ def _askers(trace: Trace) -> np.ndarray:
     return branches
 
 
-def walk_fast(trace: Trace, settings: ServerSettings) -> Iterator[Row]:
+def walk_fast(trace: Trace, settings: LlamaCppSettings) -> Iterator[Row]:
     """Serve a trace request by request, without looking at contexts that share nothing more."""
     g, b, ub = trace.grain, settings.batch, settings.ubatch
     host, slot = _Host(trace), Slot(settings)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from mambackpt.replay.serve.llama_cpp import NOTHING, Prompt, ServerSettings, Slot, State
+from mambackpt.replay.serve.llama_cpp import NOTHING, LlamaCppSettings, Prompt, Slot, State
 from mambackpt.replay.serve.requests import Served, TokenRequest, shared_length
 
 History: TypeAlias = "tuple[tuple[int, ...], ...]"  # prompts, in order; one output each
@@ -46,7 +46,7 @@ class StaleRestore:
 class WatchedSlot(Slot):
     """A slot that notes which ids each state has read, and restores that were wrong."""
 
-    def __init__(self, settings: ServerSettings, *, strict: bool = False) -> None:
+    def __init__(self, settings: LlamaCppSettings, *, strict: bool = False) -> None:
         super().__init__(settings)
         self.spared = 0 if strict else Slot.spared
         self.read: dict[State, tuple[int, ...]] = {}
@@ -83,8 +83,8 @@ class WatchedSlot(Slot):
         self.read[self.context.checkpoints[-1]] = self.content(position)
 
 
-def watch(
-    history: Iterable[Sequence[int]], settings: ServerSettings, *, strict: bool = False
+def watch_states(
+    history: Iterable[Sequence[int]], settings: LlamaCppSettings, *, strict: bool = False
 ) -> tuple[list[Served], list[StaleRestore]]:
     """Serve prompts of one output each; return the answers and the restores that were wrong.
 
@@ -92,11 +92,11 @@ def watch(
     >>> B = [*A[:99], 200, 201]
     >>> C = [*A[:96], *[210] * 104]
     >>> D = [*C[:110], 220]
-    >>> settings = ServerSettings(batch=64, ubatch=64)
-    >>> for wrong in watch([A, B, C, D], settings)[1]:
+    >>> settings = LlamaCppSettings(batch=64, ubatch=64)
+    >>> for wrong in watch_states([A, B, C, D], settings)[1]:
     ...     print(wrong)
     D resumes after 97 tokens, but the state that B made has read another token 96
-    >>> watch([A, B, C, D], settings, strict=True)[1]
+    >>> watch_states([A, B, C, D], settings, strict=True)[1]
     []
 
     ``strict`` erases the checkpoint right above the resume position too.
@@ -106,10 +106,10 @@ def watch(
     return served, slot.wrong
 
 
-def random_history(seed: int, longest: int = 60) -> History:
+def random_prompts(seed: int, longest: int = 60) -> History:
     """Return four to twelve prompts, most of which go on from an earlier one or leave it.
 
-    >>> [len(tokens) for tokens in random_history(1)]
+    >>> [len(tokens) for tokens in random_prompts(1)]
     [2, 4, 6, 1, 1, 2]
 
     They leave it where it ends, near its end or further up; ``longest`` is the most that one adds.
@@ -134,7 +134,7 @@ class StaleReport:
     nowhere; each is empty where there is none.
     """
 
-    settings: ServerSettings
+    settings: LlamaCppSettings
     histories: int
     requests: int
     hits: int
@@ -145,22 +145,22 @@ class StaleReport:
     from_nothing: History
 
 
-def check_states(histories: Iterable[History], settings: ServerSettings) -> StaleReport:
+def check_states(histories: Iterable[History], settings: LlamaCppSettings) -> StaleReport:
     """Serve each history with a slot of its own and add up what the states have read.
 
-    >>> report = check_states(map(random_history, range(200)), ServerSettings(batch=8, ubatch=4))
+    >>> report = check_states(map(random_prompts, range(200)), LlamaCppSettings(batch=8, ubatch=4))
     >>> report.wrong > 0, report.wrong_if_strict, sum(map(len, report.from_nothing))
     (True, 0, 7)
     """
     count = requests = hits = reused = total = strictly = 0
     failing: dict[bool, list[History]] = {True: [], False: []}
     for history in histories:
-        served, wrong = watch(history, settings)
+        served, wrong = watch_states(history, settings)
         count, requests = count + 1, requests + len(history)
         hits += sum(one.reused > 0 for one in served)
         reused += sum(one.reused for one in served)
         total += len(wrong)
-        strictly += len(watch(history, settings, strict=True)[1])
+        strictly += len(watch_states(history, settings, strict=True)[1])
         for kind in {one.after_resuming for one in wrong}:
             failing[kind].append(history)
     smallest, from_nothing = (_smallest(failing[kind], settings, kind) for kind in (True, False))
@@ -169,7 +169,7 @@ def check_states(histories: Iterable[History], settings: ServerSettings) -> Stal
     )
 
 
-def _smallest(failing: list[History], settings: ServerSettings, after_resuming: bool) -> History:
+def _smallest(failing: list[History], settings: LlamaCppSettings, after_resuming: bool) -> History:
     """The smallest of what a few failing histories shrink to."""
     few = sorted(failing, key=_size)[:6]
     shrunk = [shrink(history, settings, after_resuming=after_resuming) for history in few]
@@ -180,14 +180,14 @@ def _size(history: History) -> tuple[int, int]:
     return len(history), sum(map(len, history))
 
 
-def shrink(history: History, settings: ServerSettings, *, after_resuming: bool) -> History:
+def shrink(history: History, settings: LlamaCppSettings, *, after_resuming: bool) -> History:
     """Return a smaller history with such a restore: fewer prompts, then fewer tokens.
 
     Nothing that `_smaller` leaves out can be left out of the result.
     """
 
     def fails(candidate: History) -> bool:
-        _, wrong = watch(candidate, settings)
+        _, wrong = watch_states(candidate, settings)
         return any(one.after_resuming == after_resuming for one in wrong)
 
     while True:
@@ -215,10 +215,10 @@ def _halves(length: int) -> Iterator[int]:
         length //= 2
 
 
-def describe(history: History) -> list[str]:
+def describe_prompts(history: History) -> list[str]:
     """Return a line per prompt that a person can rebuild the history from.
 
-    >>> describe(((1, 2, 3), (1, 2, 9, 9)))
+    >>> describe_prompts(((1, 2, 3), (1, 2, 9, 9)))
     ['A: 3 tokens', 'B: 4 tokens, the first 2 those of A']
     """
     lines = []

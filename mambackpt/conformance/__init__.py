@@ -1,1 +1,0 @@
-"""Running engines, held to the rules of this kit."""
