@@ -4,14 +4,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from mambackpt.replay.serve import TokenRequest
-from mambackpt.replay.serve.llama_cpp import LlamaCppSettings, Prompt, Slot
+from mambackpt.conformance.pieces import Answer, Case, Piece, seeded
+from mambackpt.replay import TokenRequest, serve_llama_cpp
 
-PACKAGES = ("xllamacpp==2026.10.11549", "gguf==0.19.0", "numpy==2.4.6")
 LETTERS = range(259, 285)  # the worker's text tokens
 USER = 285  # its token that begins a user message
-
-Case = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ def _new_tokens(random: Random, length: int, chats: bool) -> list[int]:
     return tokens
 
 
-def answer_case(case: Case) -> Case:
+def answer_case(case: Case) -> Answer:
     """Return what `serve_tokens` says of a case, as the worker would answer it.
 
     >>> answer_case({"settings": {}, "requests": [{"tokens": [259] * 10000}]})
@@ -111,19 +108,24 @@ def answer_case(case: Case) -> Case:
 
     Created in order of time, erased in order of position, replaced ones too.
     """
-    settings = {k: value for k, value in case["settings"].items() if k != "model"}
-    slot = Slot(LlamaCppSettings(**settings))
-    answers = []
+    settings = {name: value for name, value in case["settings"].items() if name != "model"}
+    requests = []
     for request in case["requests"]:
         outputs = [request.get("forced", -1)] * request.get("generated", 1)
-        served = slot.serve(
-            Prompt.of(TokenRequest(request["tokens"], outputs, request.get("users", ())))
-        )
-        answers.append(
-            {
-                "cached": served.reused,
-                "created": list(served.created),
-                "erased": sorted(slot.erased),
-            }
-        )
+        requests.append(TokenRequest(request["tokens"], outputs, request.get("users", ())))
+    answers = [
+        {"cached": served.reused, "created": list(served.created), "erased": sorted(erased)}
+        for served, erased in serve_llama_cpp(requests, **settings)
+    ]
     return {"requests": answers}
+
+
+PIECES = (
+    Piece(
+        name="server",
+        worker="llama_cpp.py",
+        cases=seeded(make_case),
+        answer=answer_case,
+        reused=lambda answer: [request["cached"] for request in answer["requests"]],
+    ),
+)

@@ -247,7 +247,7 @@ def test_what_is_reused_was_kept_and_is_shared(
     ("engine", "settings", "says"),
     [
         ("llama", {}, "engine is 'llama'; expected one of .*Try 'llama.cpp'"),
-        ("llama.cpp", {"microbatch": 1}, "a setting of llama.cpp is 'microbatch'; .*Try 'ubatch'"),
+        ("llama.cpp", {"u_batch": 1}, "a setting of llama.cpp is 'u_batch'; .*Try 'ubatch'"),
         ("llama.cpp", {"batch": 0}, "batch is 0; expected a positive number of tokens"),
         ("llama.cpp", {"checkpoints": -1}, "checkpoints is -1; .*Try"),
         ("llama.cpp", {"host_cache": 8192}, "host_cache is 8192; expected True or False. Try True"),

@@ -180,7 +180,10 @@ class Server:
         params.n_batch = settings.get("batch", 2048)
         params.n_ubatch = settings.get("ubatch", 512)
         params.n_ctx_checkpoints = settings.get("checkpoints", 32)
-        params.checkpoint_min_step = settings.get("min_step", 8192)
+        step = "checkpoint_min_step"
+        if not hasattr(params, step):  # b9294 and before
+            step = "checkpoint_every_nt"
+        setattr(params, step, settings.get("min_step", 8192))
         params.cache_ram_mib = 8192 if settings.get("host_cache", True) else 0
         params.n_parallel = 1
         params.chat_template = TEMPLATE

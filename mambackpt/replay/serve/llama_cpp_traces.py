@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mambackpt.replay.serve.llama_cpp import (
     LEAST_OF_HOST,
@@ -29,7 +30,7 @@ from mambackpt.replay.serve.llama_cpp import (
     State,
     share_of,
 )
-from mambackpt.replay.trace import Trace
+from mambackpt.replay.trace import Int64Array, Trace
 
 Row = tuple[int, int, int, int]  # tokens of attention and reuse, states new and gone
 
@@ -59,9 +60,10 @@ def walk_plainly(trace: Trace, settings: LlamaCppSettings) -> Iterator[Row]:
         yield served.attention, served.reused, len(served.created), len(slot.erased)
 
 
-def _live(trace: Trace) -> np.ndarray:
+def _live(trace: Trace) -> Int64Array:
     """Tokens that each request's live end has read."""
-    return trace.prompt + (trace.output - 1).clip(0)
+    live: Int64Array = trace.prompt + (trace.output - 1).clip(0)
+    return live
 
 
 class _Waiting(NamedTuple):
@@ -160,7 +162,7 @@ class _Host:
         return best
 
 
-def _swaps(trace: Trace, settings: LlamaCppSettings) -> np.ndarray:
+def _swaps(trace: Trace, settings: LlamaCppSettings) -> NDArray[np.bool_]:
     """Whether each request leaves the slot's context, as `Slot.choose` decides."""
     shared = (trace.shared_with_previous * trace.grain).astype(np.float32)
     of_prompt = shared / trace.prompt.astype(np.float32)
@@ -171,7 +173,7 @@ def _swaps(trace: Trace, settings: LlamaCppSettings) -> np.ndarray:
     return swaps & settings.host_cache
 
 
-def _askers(trace: Trace) -> np.ndarray:
+def _askers(trace: Trace) -> Int64Array:
     """The request that first had the block after what each shares with the one before; -1: none.
 
     None too where no earlier request had it: then host memory cannot have more than the slot.

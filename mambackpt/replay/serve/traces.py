@@ -13,7 +13,7 @@ import numpy as np
 from mambackpt.errors import checked_choice
 from mambackpt.replay.result import Replay
 from mambackpt.replay.serve import ENGINES, checked_settings
-from mambackpt.replay.trace import Trace
+from mambackpt.replay.trace import Int64Array, Trace
 
 
 def replay_engine(
@@ -52,7 +52,7 @@ def replay_engine(
     )
 
 
-def _array(rows: Iterator[tuple[int, int, int, int]], requests: int) -> np.ndarray:
+def _array(rows: Iterator[tuple[int, int, int, int]], requests: int) -> Int64Array:
     """The rows of a walk as an array of requests by four columns."""
     numbers = (number for row in rows for number in row)
     return np.fromiter(numbers, np.int64, 4 * requests).reshape(requests, 4)
