@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from mambackpt.conformance.pieces import Answer, Case, Piece, seeded
+
 from mambackpt.replay import TokenRequest, serve_llama_cpp
 
 LETTERS = range(259, 285)  # the worker's text tokens
@@ -32,12 +32,13 @@ def make_case(seed: int) -> Case:
     """
     random = Random(seed)
     settings = _random_settings(random)
-    sizes = _Sizes(random.choice((12, 60, 200, 800)), settings["batch"], settings["ubatch"])
+    longest = random.choice((12, 60, 200, 800) if settings["batch"] > 8 else (12, 60, 200))
     if settings["batch"] == 2048 and random.random() < 0.5:
-        sizes = _Sizes(6000, settings["batch"], settings["ubatch"])
+        longest = 6000
+    sizes = _Sizes(longest, settings["batch"], settings["ubatch"])
     chats = random.random() < 0.5
     requests: list[Case] = []
-    for _ in range(random.randint(2, random.choice((10, 10, 10, 40)))):
+    for _ in range(random.randint(2, random.choice((10, 10, 40)) if longest <= 200 else 10)):
         tokens = _random_tokens(random, requests, sizes, chats)
         generated = random.choice((0, 1, 1, 2, 3, 20))
         requests.append(
