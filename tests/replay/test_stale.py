@@ -1,5 +1,9 @@
 """Keys against states in llama.cpp: the checkpoint right above the resume position."""
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 
 from mambackpt.replay.serve.llama_cpp import LlamaCppSettings
@@ -48,6 +52,23 @@ def test_a_prompt_that_resumes_nowhere_spares_the_checkpoint_after_one_token() -
     served, wrong = watch_states(history, LlamaCppSettings())
     assert [one.reused for one in served] == [0, 0, 1]
     assert wrong == [StaleRestore(request=2, maker=0, position=1, token=0)]
+
+
+def test_the_running_server_answered_from_a_state_of_another_prompt(root: Path) -> None:
+    """Recorded: three histories on two tiny random models; alone, the last prompt says otherwise.
+
+    In five of six the likeliest tokens differ, in one even which is the first. The sixth has read
+    thirteen tokens since, and its small recurrent state has forgotten.
+    """
+    with gzip.open(root / "tests/data/llama_cpp_answers.json.gz", "rt") as file:
+        recorded = json.load(file)["stale"]
+    for case in recorded:
+        settings = LlamaCppSettings(case["settings"]["batch"], case["settings"]["ubatch"])
+        served, wrong = watch_states([[*map(ord, text)] for text in case["texts"]], settings)
+        assert [one.reused for one in served] == case["cached"]
+        assert [one.request for one in wrong] == [len(served) - 1]
+    assert [case["top"] != case["alone"] for case in recorded] == [True] * 4 + [False, True]
+    assert [case["top"][0][0] != case["alone"][0][0] for case in recorded].count(True) == 1
 
 
 def test_random_histories_lead_there_and_shrink_to_four_requests() -> None:
