@@ -27,10 +27,13 @@ import time
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xllamacpp
 from gguf import GGUFWriter, TokenType
+
+Json = dict[str, Any]
 
 LETTERS = range(259, 285)  # a to z, after three special tokens and 256 bytes
 USER, FILLER = 285, 286
@@ -173,7 +176,7 @@ MODELS = {"mamba": make_mamba, "lfm2": make_lfm2}
 class Server:
     """A server in this process, asked over its own socket."""
 
-    def __init__(self, settings: dict, model: Path, longest: int) -> None:
+    def __init__(self, settings: Json, model: Path, longest: int) -> None:
         params = xllamacpp.CommonParams()
         params.model.path = str(model)
         params.n_ctx = max(8192, -(-(longest + 64) // 1024) * 1024)
@@ -193,9 +196,11 @@ class Server:
         self.server = xllamacpp.Server(params)
         self.open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
-    def ask(self, request: dict) -> dict:
+    def ask(self, request: Json) -> Json:
         """Send one request and return the reply."""
-        bias = [[token, -100] for token in range(259)]  # letters only: others may be no whole text
+        bias: list[list[float]] = [
+            [token, -100] for token in range(259)
+        ]  # letters only: others may be no whole text
         if "forced" in request:
             bias = [[request["forced"], 1e4]]
         body = {
@@ -213,10 +218,11 @@ class Server:
         address = self.server.listening_address + path
         headers = {"Content-Type": "application/json"}
         with self.open(urllib.request.Request(address, json.dumps(body).encode(), headers)) as got:
-            return json.load(got)
+            reply: Json = json.load(got)
+        return reply
 
 
-def messages_of(request: dict) -> list[dict]:
+def messages_of(request: Json) -> list[Json]:
     """The chat whose tokens are the request's, as TEMPLATE writes it."""
     tokens, users = request["tokens"], request["users"]
     if [place for place, token in enumerate(tokens) if token == USER] != users:
@@ -238,7 +244,7 @@ def text_of(tokens: list[int]) -> str:
 # --- the log --------------------------------------------------------------------------------------
 
 
-def read_log(path: Path, requests: int) -> list[dict]:
+def read_log(path: Path, requests: int) -> list[Json]:
     """What happened to each request; the log is written late, so wait for its end."""
     for _ in range(500):
         lines = path.read_text(errors="replace").splitlines()
@@ -252,21 +258,21 @@ def read_log(path: Path, requests: int) -> list[dict]:
     raise RuntimeError(f"{requests} requests, but the log tells of {len(done)}")
 
 
-def events(said: list[str]) -> dict:
+def events(said: list[str]) -> Json:
     """Positions created, in order of time, and erased, in order of position."""
-    created, erased = [], []
+    created: list[int] = []
+    erased: list[int] = []
     for line in said:
-        if line.startswith(CREATED):
-            created.append(int(TOKENS.search(line)[1]))
-        elif line.startswith(ERASED):
-            erased.append(int(TOKENS.search(line)[1]))
+        position = TOKENS.search(line)
+        if position and line.startswith((CREATED, *ERASED)):
+            (created if line.startswith(CREATED) else erased).append(int(position[1]))
     return {"created": created, "erased": sorted(erased)}
 
 
 # --- cases ----------------------------------------------------------------------------------------
 
 
-def run(case: dict, models: dict[str, Path], log: Path) -> dict:
+def run(case: Json, models: dict[str, Path], log: Path) -> Json:
     """Serve one case; ``log`` is the file that this process writes to."""
     requests, settings = case["requests"], case["settings"]
     longest = max(len(r["tokens"]) + r.get("generated", 1) for r in requests)
