@@ -18,6 +18,9 @@ COMMANDS = {
     "bench": ("bench.command", "time what has just been shown equal"),
 }
 
+# (command, engine): the module that answers for that engine, where it is not the command's
+FOR_ENGINE = {("lockstep", "llama.cpp"): "replay.serve.stale_command"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 2 where the input was refused.
@@ -33,7 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name is None:
         parser.print_help()
         return 0
-    command = import_module(f"mambackpt.{COMMANDS[name][0]}")
+    chosen = argparse.ArgumentParser(add_help=False)
+    chosen.add_argument("--engine", action="append")
+    engines = chosen.parse_known_args(words[1:])[0].engine or [""]
+    module = FOR_ENGINE.get((name, engines[0]), COMMANDS[name][0])
+    command = import_module(f"mambackpt.{module}")
     try:
         return int(command.main(words[1:]))
     except CheckpointError as error:

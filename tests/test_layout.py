@@ -34,7 +34,7 @@ IMPORTS: dict[str, set[str]] = {
     "metadata": {"errors", "planner"},
     "draw": {"engine", "errors", "geometry", "planner"},
     "exporter": {"errors", "kernels", "metadata"},
-    "replay": {"errors", "models", "planner"},
+    "replay": {"cli", "errors", "models", "planner"},
     "bench": {"errors", "exporter", "kernels", "metadata", "planner", "replay"},
     "conformance": {"cli", "engine", "errors", "exporter", "geometry", "metadata", "planner"},
     "explore": {"draw", "errors", "figures", "geometry", "models", "planner", "replay"},

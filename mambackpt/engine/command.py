@@ -23,6 +23,7 @@ def _parser() -> argparse.ArgumentParser:
         "key promises with what its block holds. Exit status 1 when a promise is broken.",
     )
     add = parser.add_argument
+    add("--engine", choices=["vllm", "llama.cpp"], help="[vllm]; llama.cpp has its own options")
     add(
         "--variant",
         default="vllm-0.33",

@@ -15,6 +15,7 @@ from mambackpt.replay.case import EVICTIONS
 from mambackpt.replay.files import LAYOUTS, load_trace
 from mambackpt.replay.generators import GENERATORS, PUBLIC_STATISTICS
 from mambackpt.replay.rules import RULES
+from mambackpt.replay.serve import command as serve_command
 from mambackpt.replay.sweep import sweep
 from mambackpt.replay.trace import describe_trace
 
@@ -46,6 +47,8 @@ def _names_of(text: str) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Replay a trace file and print a table; the command ``python -m mambackpt replay``."""
+    if any(word.split("=")[0] == "--engine" for word in argv):
+        return serve_command.main(argv)
     parser = argparse.ArgumentParser(
         prog="mambackpt replay",
         description="Replay a request trace under placement rules.",
@@ -56,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--rule", default="last+junction", help="such as last+junction,interval(4096)"
     )
+    parser.add_argument("--engine", help="serve it as this engine does, with options of its own")
     parser.add_argument("--block", default="512", help="tokens between states, such as 512,2048")
     parser.add_argument("--model", help=f"whose bytes count, one of {', '.join(PRESETS)}")
     parser.add_argument("--pool", help="sizes of one pool for both, such as 320GB,1TB")

@@ -396,29 +396,34 @@ def marconi_corrected(request: Lengths, match: Match, settings: Sizes) -> Positi
     return marconi(request, match, settings)
 
 
-def _llamacpp_set(*, n: int, gap: int) -> None:
-    checked_int("n", n)
-    checked_int("gap", gap, least=0)
+def _llamacpp_set(*, b: int, ub: int, n: int, cms: int) -> None:
+    checked_int("b", b)
+    checked_int("ub", ub)
+    checked_int("n", n, unit="checkpoints")
+    checked_int("cms", cms, least=0)
 
 
 @placement("llamacpp", check=_llamacpp_set)
 def llamacpp(
-    request: Lengths, match: Match, settings: Sizes, *, n: int = 32, gap: int = 8192
+    request: Lengths,
+    match: Match,
+    settings: Sizes,
+    *,
+    b: int = 2048,
+    ub: int = 512,
+    n: int = 32,
+    cms: int = 8192,
 ) -> Positions:
-    """Keep the newest n checkpoints, at least ``gap`` tokens apart unless before a user message.
+    """Keep L - min(b, 4 + ub), L - min(b, 4), the last user message's start, and the live end L.
 
-    Candidates are 516 and 4 tokens before the prompt's end and the start of the last user message;
-    where that is not known, every ``gap`` tokens instead. Restored only at the exact position.
-    Source: llama.cpp PR #15293 (n), #19408 (the prompt's end), #22929 (messages and the gap).
+    Batch b, micro-batch ub, the newest n checkpoints. ``cms`` is the least distance of earlier
+    messages, of which a trace does not tell; the last one and the end are exempt. A rule has
+    neither slots nor what they erase: `replay_engine` does. Source: llama.cpp's server, b10229 and
+    later.
     """
-    L, h = request.prompt, match.joint
-    regular = () if request.message else range(h + gap, L - 516, gap) if gap else ()
-    kept: list[int] = []
-    for position in sorted({*regular, request.message, L - 516, L - 4}):
-        before = kept[-1] if kept else h
-        if position > h and (not before or position == request.message or position >= before + gap):
-            kept.append(position)
-    return kept[-n:]
+    L = request.prompt
+    places = sorted({L - min(b, 4 + ub), L - min(b, 4), request.message})
+    return [*[position for position in places if position > match.joint][-n:], L]
 
 
 def optimal_positions(weights: Sequence[int], count: int) -> list[int]:

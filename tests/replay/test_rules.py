@@ -137,15 +137,27 @@ def test_marconi_keeps_the_new_interior_node_and_the_end(rule: str) -> None:
     assert positions(rule, 5000, Match(2048, 0, splits=False)) == [4608]
 
 
-def test_llamacpp_keeps_its_distance_except_before_a_message() -> None:
-    # The first one is free; 516 and 4 tokens before the end are too close together for both.
-    assert positions("llamacpp", 5000) == [4484]
-    assert positions("llamacpp", 5000, message=4900) == [4484, 4900]
-    assert positions("llamacpp", 9000, Match(4484, 4484), message=8500) == [8500]
-    # Where no message is known, every gap.
-    assert positions("llamacpp(gap=1000)", 5000) == [1000, 2000, 3000, 4000]
-    assert positions("llamacpp(n=2, gap=900)", 5000) == [3600, 4996]
-    assert positions("llamacpp", 400) == [396]
+@pytest.mark.parametrize(
+    ("rule", "L", "kept"),
+    [
+        ("llamacpp", 14_252, [13_736, 14_248, 14_252]),
+        ("llamacpp", 10_000, [9_484, 9_996, 10_000]),
+        ("llamacpp(ub=2048)", 10_000, [7_952, 9_996, 10_000]),
+        ("llamacpp(4096, 2048)", 10_000, [7_948, 9_996, 10_000]),
+        ("llamacpp(cms=32)", 10_000, [9_484, 9_996, 10_000]),
+        ("llamacpp(n=1)", 10_000, [9_996, 10_000]),
+        ("llamacpp", 400, [396, 400]),
+    ],
+)
+def test_llamacpp_keeps_two_points_near_the_end_and_the_live_end(
+    rule: str, L: int, kept: list[int]
+) -> None:
+    assert positions(rule, L) == kept
+
+
+def test_llamacpp_keeps_the_last_message_wherever_it_begins() -> None:
+    assert positions("llamacpp", 5000, message=4900) == [4484, 4900, 4996, 5000]
+    assert positions("llamacpp", 9000, Match(4484, 4484), message=4000) == [8484, 8996, 9000]
 
 
 @given(
@@ -200,6 +212,7 @@ def test_a_rule_is_one_function_and_joins_with_others() -> None:
         ("sglang(piece=3)", "expected chunk, level"),
         ("trtllm(from_start=[0])", "from_start is 0"),
         ("llamacpp(n=0)", "n is 0"),
+        ("llamacpp(gap=100)", "llamacpp does not take; expected b, ub, n, cms"),
         ("interval(len)", "expected names joined"),
         ("last-junction", "rule is 'last - junction'"),
     ],
