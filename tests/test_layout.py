@@ -34,7 +34,7 @@ IMPORTS: dict[str, set[str]] = {
     "metadata": {"errors", "planner"},
     "draw": {"engine", "errors", "geometry", "planner"},
     "exporter": {"errors", "kernels", "metadata"},
-    "replay": {"errors", "models", "planner"},
+    "replay": {"engine", "errors", "models", "planner"},
     "bench": {"errors", "exporter", "kernels", "metadata", "planner", "replay"},
     "explore": {"draw", "errors", "figures", "geometry", "models", "planner", "replay"},
     "figures": {"bench", "draw", "engine", "errors", "geometry", "models", "planner", "replay"},
