@@ -4,7 +4,7 @@ The scheduler, its cache groups and its pool are those of `mambackpt.engine`, wh
 released scheduler step by step; here its events become one answer a request.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mambackpt.engine import Keyed, Request, Settings, Simulation
 from mambackpt.replay.serve.requests import Served, TokenRequest
@@ -33,7 +33,21 @@ def serve(
     `Settings` has them. States are those of one recurrent group; nothing is evicted. Raises
     CheckpointValueError and CheckpointTypeError as `Settings` does.
     """
-    settings = Settings(
+    settings = settings_of(block, hash_block, alignment, budget, retention, drop, checkpoints)
+    return list(walk(_numbered(requests), settings))
+
+
+def settings_of(
+    block: int,
+    hash_block: int,
+    alignment: int | None,
+    budget: int,
+    retention: int | None,
+    drop: bool,
+    checkpoints: bool,
+) -> Settings:
+    """Return the engine room's settings: one request at a time, nothing is evicted."""
+    return Settings(
         mamba_block_size=block,
         hash_block_size=hash_block,
         checkpoint_alignment=alignment,
@@ -43,11 +57,14 @@ def serve(
         internal_checkpoints=checkpoints,
         max_running=1,
     )
-    simulation = Simulation(_numbered(requests), settings)
-    states = simulation.recurrent[0]
-    served: list[Served] = []
+
+
+def walk(requests: Iterable[Request], settings: Settings) -> Iterator[Served]:
+    """Run requests one after another and yield what was done with each as it ends."""
+    simulation = Simulation(requests, settings)
+    states, B = simulation.recurrent[0], settings.mamba_block_size
     created: set[int] = set()
-    starts: dict[str, int] = {}  # where each request resumed
+    starts: dict[str, int] = {}  # where the running request resumed
     for events in simulation:
         created |= {event.position for event in events if isinstance(event, Keyed) and event.group}
         for live, query in simulation.scheduled:
@@ -55,12 +72,12 @@ def serve(
             if len(live.tokens) < live.total:
                 continue
             junction = live.junction
-            branch = next((n for n in (junction, junction // block * block) if n in created), None)
+            branch = next((n for n in (junction, junction // B * B) if n in created), None)
             kept = states.positions(live, len(live.tokens))
             made, held = tuple(sorted(created)), tuple(sorted(kept))
-            served.append(Served(junction or hit, hit, branch, made, held))
+            yield Served(junction or hit, hit, branch, made, held)
             created.clear()
-    return served
+            starts.clear()
 
 
 def _numbered(requests: Sequence[TokenRequest]) -> Iterator[Request]:
