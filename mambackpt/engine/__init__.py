@@ -13,7 +13,8 @@ from mambackpt.engine.report import (
     shrink_history,
 )
 from mambackpt.engine.settings import Request, Settings
-from mambackpt.engine.simulation import Cell, Run, Simulation, Snapshot, TableRow, simulate
+from mambackpt.engine.simulation import Run, Simulation, simulate
+from mambackpt.engine.snapshots import Cell, Snapshot, TableRow
 from mambackpt.engine.splitter import Splitter, chunk_ends
 from mambackpt.engine.trace import Step, trace_history
 from mambackpt.engine.variants import VARIANTS, Query, Variant, find_variant, named_variant

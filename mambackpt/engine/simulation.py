@@ -12,7 +12,6 @@ from mambackpt.engine.attention import AttentionGroup
 from mambackpt.engine.blocks import Block, Pool
 from mambackpt.engine.events import (
     Aborted,
-    Allocated,
     Deferred,
     Event,
     Finished,
@@ -29,53 +28,13 @@ from mambackpt.engine.groups import (
     junction,
     replay_boundaries,
 )
-from mambackpt.engine.lockstep import Counts, Lockstep, Violation, holds
+from mambackpt.engine.lockstep import Counts, Lockstep, Violation
 from mambackpt.engine.recurrent import RecurrentGroup
 from mambackpt.engine.settings import Request, Settings
+from mambackpt.engine.snapshots import Snapshot, take_snapshot
 from mambackpt.engine.variants import Query
 from mambackpt.engine.worker import Worker
 from mambackpt.errors import CheckpointValueError
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One column of a row: its block, why it is there, what it really holds and is found under.
-
-    ``held`` counts the tokens whose state the block contains (None: never written), ``keyed`` the
-    positions that its keys promise; ``right`` is False where a key and the content differ.
-    """
-
-    column: int
-    block: int
-    role: str
-    held: int | None
-    keyed: tuple[int, ...]
-    right: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """A request's block-table row in one recurrent group after a step; nulls are not cells."""
-
-    request: str
-    group: int
-    computed: int
-    width: int
-    running: int
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """One step as a picture: its events, the rows of the requests in it, and the cached blocks.
-
-    ``cached`` holds the findable blocks of the recurrent groups that no row shows, oldest first.
-    """
-
-    step: int
-    events: tuple[Event, ...]
-    rows: tuple[TableRow, ...]
-    cached: tuple[Cell, ...]
 
 
 @dataclass(slots=True)
@@ -403,62 +362,10 @@ class Simulation:
             f"Try {2 * (self.settings.pool_blocks or 1)}."
         )
 
-    # -- pictures
-
     def snapshot(self, events: tuple[Event, ...]) -> Snapshot:
         """Return the state after the step that caused these events, as a picture."""
-        copies = {e.block for e in events if isinstance(e, Allocated) and e.role == "copy"}
         lives = dict.fromkeys([*self.running, *(live for live, _ in self.scheduled)])
-        rows = []
-        shown: set[Block] = set()
-        for live in lives:
-            for group in self.recurrent:
-                row = live.rows[group.number]
-                cells = []
-                for column, block in enumerate(row.blocks):
-                    if block is not self.pool.null:
-                        role = _role(block, column, live.running, row.reserved, copies)
-                        cells.append(_cell(block, column, role))
-                        shown.add(block)
-                rows.append(
-                    TableRow(
-                        live.name,
-                        group.number,
-                        live.computed,
-                        len(row.blocks),
-                        live.running,
-                        tuple(cells),
-                    )
-                )
-        cached = [
-            _cell(block, (claim.position - 1) // group.B, "cached")
-            for group in self.recurrent
-            for block, claim in group.index
-            if block not in shown
-        ]
-        return Snapshot(self.log.step, events, tuple(rows), tuple(cached))
-
-
-def _role(block: Block, column: int, running: int, reserved: Block | None, copies: set[int]) -> str:
-    if block is reserved:
-        return "checkpoint"
-    if column == running:
-        return "running"
-    if column > running:
-        return "speculative"
-    return "copy" if block.id in copies else "kept"
-
-
-def _cell(block: Block, column: int, role: str) -> Cell:
-    claims = sorted(block.claims.values())
-    return Cell(
-        column,
-        block.id,
-        role,
-        block.content.tokens if block.content else None,
-        tuple(claim.position for claim in claims),
-        all(holds(block.content, claim) for claim in claims),
-    )
+        return take_snapshot(self.log.step, events, tuple(lives), self.recurrent)
 
 
 def simulate(requests: Iterable[Request], settings: Settings | None = None) -> Run:

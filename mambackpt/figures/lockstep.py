@@ -72,8 +72,8 @@ def draw_wrong_restores() -> Drawing:
         for name, row in zip(rows, words, strict=True)
     )
     alt = (
-        f"{finding} Wrong restores of all hits, on a CPU, where the released scheduler itself takes "
-        f"the same steps. {'; '.join(said)}."
+        f"{finding} Wrong restores of all hits, on a CPU; the released scheduler itself takes the "
+        f"same steps there. {'; '.join(said)}."
     )
     return Drawing(figure, finding, alt)
 

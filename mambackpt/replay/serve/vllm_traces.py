@@ -1,8 +1,9 @@
 """vllm's cache over a whole trace: ids are the engine room's tokens, sizes count in ids.
 
 With a grain of 1 these are `serve_tokens`' numbers. With a wider one every size has to be a number
-of ids, and what a prompt has beyond its last whole id is one token that nobody shares; under the
-drop it is left out, so that the last whole unit of a match is dropped and no more.
+of ids, and what a prompt has beyond its last whole id is one token that nobody shares. Under the
+drop it is left out, so that a match drops one whole unit and no more; where it would begin a block,
+a request is then served otherwise than its tokens would be, about one in a hundred.
 """
 
 from collections.abc import Iterator
