@@ -13,8 +13,10 @@ from mambackpt.engine.report import (
     shrink_history,
 )
 from mambackpt.engine.settings import Request, Settings
-from mambackpt.engine.simulation import Cell, Run, Simulation, Snapshot, TableRow, simulate
+from mambackpt.engine.simulation import Run, Simulation, simulate
+from mambackpt.engine.snapshots import Cell, Snapshot, TableRow
 from mambackpt.engine.splitter import Splitter, chunk_ends
+from mambackpt.engine.trace import Step, trace_history
 from mambackpt.engine.variants import VARIANTS, Query, Variant, find_variant, named_variant
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "Snapshot",
     "Splitter",
     "State",
+    "Step",
     "TableRow",
     "Variant",
     "Violation",
@@ -52,4 +55,5 @@ __all__ = [
     "replay_boundaries",
     "shrink_history",
     "simulate",
+    "trace_history",
 ]

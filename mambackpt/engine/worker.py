@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from mambackpt.engine.blocks import NO_TOKENS, Block, Content, digests, extend
 from mambackpt.engine.events import Copied, Written
-from mambackpt.engine.groups import Live, Log, RecurrentGroup, checkpoint_column
+from mambackpt.engine.groups import Live, Log, checkpoint_column
 from mambackpt.engine.lockstep import Lockstep
 from mambackpt.engine.recurrence import PRIME, Recurrence, State
+from mambackpt.engine.recurrent import RecurrentGroup
 from mambackpt.engine.settings import Settings
 from mambackpt.engine.variants import Query, find_variant
 
