@@ -8,7 +8,7 @@ from mambackpt.conformance.pieces import Piece
 ENGINES: dict[str, tuple[str, ...]] = {
     "llama.cpp": ("mambackpt.conformance.llama_cpp",),
     "sglang": ("mambackpt.conformance.sglang",),
-    "vllm": ("mambackpt.conformance.vllm",),
+    "vllm": ("mambackpt.conformance.vllm", "mambackpt.conformance.vllm_scheduler"),
 }
 
 

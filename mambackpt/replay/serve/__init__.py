@@ -17,6 +17,8 @@ __all__ = ["ENGINES", "Served", "TokenRequest", "serve_tokens", "settings_of"]
 # its engine is asked for. A module of that name with "_traces" behind it serves whole traces.
 ENGINES = {
     "llama.cpp": "mambackpt.replay.serve.llama_cpp",
+    "sglang": "mambackpt.replay.serve.sglang",
+    "vllm": "mambackpt.replay.serve.vllm",
 }
 
 
