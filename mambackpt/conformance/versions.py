@@ -25,6 +25,7 @@ _VLLM = (
     "cachetools==8.0.2",
     "cbor2==6.3.0",
     "cloudpickle==3.1.3",
+    "einops==0.8.2",
     "fastapi==0.165.0",
     "llguidance==1.9.1",
     "msgspec==0.23.0",
@@ -71,7 +72,7 @@ def _sglang(name: str) -> Release:
 
 
 def _vllm(name: str) -> Release:
-    return Release("vllm", name, _VLLM, (f"vllm=={name}",), 3500)
+    return Release("vllm", name, _VLLM, (f"vllm=={name}", "compressed-tensors==0.17.0"), 3500)
 
 
 # The newest release of an engine stands first: it is the one that the kit is held to.
