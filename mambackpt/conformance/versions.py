@@ -28,6 +28,7 @@ _VLLM = (
     "einops==0.8.2",
     "fastapi==0.165.0",
     "llguidance==1.9.1",
+    "loguru==0.7.3",
     "msgspec==0.23.0",
     "openai==3.57.0",
     "openai-harmony==0.0.8",
