@@ -67,11 +67,21 @@ def environment_here(engine: str) -> Environment:
             f"{module} cannot be imported by {sys.executable}; expected the build to be held to "
             "the kit. Try its folder on PYTHONPATH, or leave out --here."
         )
+    spec = importlib.util.find_spec(module)
+    place = Path(spec.origin).parent if spec and spec.origin else Path()
     try:
-        label = f"{module} {importlib.metadata.version(module)}, as it is installed here"
+        version = importlib.metadata.version(module)
     except importlib.metadata.PackageNotFoundError:
-        label = f"{module}, as it is found here"
-    return Environment(label, Path(sys.executable))
+        version = "of no known version"
+    # A worker runs in a folder of its own, where a relative path leads nowhere.
+    paths = [
+        str(Path(p).resolve()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p
+    ]
+    return Environment(
+        f"{module} {version} in {place}",
+        Path(sys.executable),
+        {"PYTHONPATH": os.pathsep.join(paths)} if paths else {},
+    )
 
 
 @contextmanager

@@ -255,7 +255,8 @@ def _splitter_case(seed: int) -> Case:
     sizes["limit"] = sizes["budget"] + random.choice((0, 0, M, random.randint(0, 2 * M)))
     requests = []
     for _ in range(12):
-        prompt = max(1, _near(random, sizes, random.choice((2, 6, 20)) * M + 5))
+        longest = min(random.choice((2, 6, 20)) * M + 5, 60 * sizes["budget"])
+        prompt = max(1, _near(random, sizes, longest))
         total = prompt + random.choice((0, 0, 1, 2, random.randint(0, 2 * M)))
         start = min(_near(random, sizes, total), total - 1)
         start -= start % random.choice((1, H, H, M))

@@ -140,6 +140,20 @@ def test_an_engine_that_is_not_here_is_refused() -> None:
         environment_here("llama.cpp")
 
 
+def test_a_build_that_is_here_is_named_by_its_place_and_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A patched copy of an engine is often given as a relative path."""
+    (tmp_path / "patched" / "xllamacpp").mkdir(parents=True)
+    (tmp_path / "patched" / "xllamacpp" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("patched")
+    monkeypatch.setenv("PYTHONPATH", "patched")
+    environment = environment_here("llama.cpp")
+    assert environment.label.endswith(str(Path("patched") / "xllamacpp"))
+    assert environment.variables == {"PYTHONPATH": str(tmp_path / "patched")}
+
+
 def test_every_package_of_every_release_is_pinned() -> None:
     assert RELEASES.keys() == MODULES.keys()
     for releases in RELEASES.values():
