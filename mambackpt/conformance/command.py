@@ -57,8 +57,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 1 when an engine differs from the kit.
 
-    Raises CheckpointValueError for a release or a piece that does not exist, UnavailableError and
-    WorkerError for an engine that could not be asked.
+    2 when one could not be asked. Raises CheckpointValueError for a release or a piece that does
+    not exist, UnavailableError for an engine that cannot be had.
     """
     options = _parser().parse_args(argv)
     options.cases = whole_number("--cases", options.cases)
@@ -88,14 +88,15 @@ def _hold(engine: str, seed: int, options: argparse.Namespace) -> int:
             if options.record:
                 _record(options.record, pieces, environment, options.cases, seed)
                 return 0
-            different = 0
+            different = failed = 0
             for result in compare_pieces(pieces, environment, cases=options.cases, seed=seed):
                 print("\n".join(_told(result)), flush=True)
                 different += result.different_cases
+                failed += bool(result.failure)
     except EngineSkippedError as reason:
         print(reason)
         return 0
-    return 1 if different else 0
+    return 1 if different else 2 if failed else 0
 
 
 def _record(
@@ -142,6 +143,9 @@ def _environment(engine: str, options: argparse.Namespace) -> AbstractContextMan
 
 def _told(result: Comparison) -> Iterator[str]:
     """What a person reads of one piece."""
+    if result.failure:
+        yield f"  {result.piece}: {result.failure}"
+        return
     yield (
         f"  {result.piece}: {result.requests:,} requests in {result.cases:,} cases, "
         f"{result.different_requests:,} differ ({result.seconds:.1f} s)"

@@ -9,7 +9,7 @@ from typing import Any
 
 from mambackpt.conformance.environments import Environment
 from mambackpt.conformance.pieces import Answer, Case, Difference, Piece, size_of
-from mambackpt.conformance.process import Worker
+from mambackpt.conformance.process import Worker, WorkerError
 from mambackpt.errors import CheckpointError
 
 _ATTEMPTS = 400  # smaller cases that are tried
@@ -26,15 +26,19 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of one piece: how much was asked, what differed, the smallest case that does."""
+    """What came of one piece: how much was asked, what differed, the smallest case that does.
+
+    ``failure`` says why the worker stopped answering, where it did; the counts are then 0.
+    """
 
     piece: str
-    cases: int
-    requests: int
-    different_cases: int
-    different_requests: int
-    smallest: Disagreement | None
-    seconds: float
+    cases: int = 0
+    requests: int = 0
+    different_cases: int = 0
+    different_requests: int = 0
+    smallest: Disagreement | None = None
+    seconds: float = 0.0
+    failure: str = ""
 
 
 def compare_pieces(
@@ -43,8 +47,8 @@ def compare_pieces(
     """Put cases to an engine and to the kit, and yield what came of each piece.
 
     The worker answers while the kit does. Pieces with the same worker share its process, because
-    importing an engine takes longer than asking it. Raises WorkerError where a worker does not
-    answer, EngineSkippedError where the machine cannot run the engine.
+    importing an engine takes longer than asking it; one that fails is started anew for the next
+    piece. Raises EngineSkippedError where the machine cannot run the engine.
     """
     with ExitStack() as stack:
         workers: dict[object, Worker] = {}
@@ -52,7 +56,11 @@ def compare_pieces(
             key = (piece.worker, piece.environment)
             if key not in workers:
                 workers[key] = stack.enter_context(Worker(piece, environment))
-            yield _compare(piece, workers[key], cases, seed)
+            try:
+                yield _compare(piece, workers[key], cases, seed)
+            except WorkerError as error:
+                del workers[key]
+                yield Comparison(piece.name, failure=str(error))
 
 
 def record_answers(
@@ -130,7 +138,10 @@ def _shrink(piece: Piece, found: Disagreement, worker: Worker) -> Disagreement:
             attempts += 1
             if attempts > _ATTEMPTS or time.monotonic() > end:
                 return found
-            differences = _differences(piece, case, worker)
+            try:
+                differences = _differences(piece, case, worker)
+            except WorkerError:  # what was found before stands
+                return found
             if differences:
                 found, smaller = Disagreement(case, differences), True
                 break

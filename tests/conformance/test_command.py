@@ -77,7 +77,7 @@ def test_a_worker_that_dies_leaves_with_2(
 ) -> None:
     monkeypatch.setattr(command, "pieces_of", lambda engine: [piece("garbage")])
     assert main(ENGINE) == 2
-    assert "Loading weights" in capsys.readouterr().err
+    assert "Loading weights" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 
