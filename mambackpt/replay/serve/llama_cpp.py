@@ -330,7 +330,8 @@ def serve(
     ``attention`` is what the prompt shares with the context that it is served from, at most all but
     its last token. ``created`` and ``kept`` are checkpoints; the live end, after L tokens or
     L + outputs - 1, is a state besides. ``branch`` is None. ``checkpoints`` is the most that a
-    context has. Source: the running server of b11549; older versions by their placement only.
+    context has; host memory has no limit here. Source: the running server of b11549; older versions
+    by their placement only.
     """
     settings = LlamaCppSettings(batch, ubatch, checkpoints, min_step, host_cache, version)
     slot = Slot(settings)
