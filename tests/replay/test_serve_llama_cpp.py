@@ -28,15 +28,16 @@ def filler(length: int, token: int = 0) -> list[int]:
 # ---- recorded answers of the running server ------------------------------------------------------
 
 
-def recorded_cases(path: Path) -> list[dict[str, Any]]:
+def recorded(path: Path) -> dict[str, Any]:
     with gzip.open(path, "rt") as file:
-        return json.load(file)["cases"]
+        answers: dict[str, Any] = json.load(file)
+    return answers
 
 
 def test_own_recorded_answers_hold(root: Path) -> None:
-    """420 requests: any settings, chats and plain prompts, outputs, contexts in host memory."""
+    """Any settings, chats and plain prompts, outputs, contexts in host memory."""
     requests = 0
-    for case in recorded_cases(root / "tests/data/llama_cpp_answers.json.gz"):
+    for case in recorded(root / "tests/data/llama_cpp_answers.json.gz")["cases"]:
         settings = {name: value for name, value in case["settings"].items() if name != "model"}
         slot = Slot(LlamaCppSettings(**settings))
         for answer in case["requests"]:
@@ -49,14 +50,25 @@ def test_own_recorded_answers_hold(root: Path) -> None:
             assert list(served.created) == answer["created"], (settings, text)
             assert sorted(slot.erased) == answer["erased"], (settings, text)
             requests += 1
-    assert requests == 420
+    assert requests == 824
+
+
+@pytest.mark.parametrize("version", ["b9294", "b9873", "b10229"])
+def test_earlier_releases_place_as_recorded(root: Path, version: str) -> None:
+    """120 prompts by themselves, with messages and without."""
+    answers = recorded(root / "tests/data/llama_cpp_answers.json.gz")["releases"][version]
+    for answer in answers:
+        prompt = TokenRequest(filler(answer["length"]), users=answer["users"])
+        [served] = serve(prompt, version=version, **answer["settings"])
+        assert list(served.created) == answer["created"], answer
+    assert len(answers) == 120
 
 
 @pytest.mark.shared
 def test_shared_recorded_answers_hold(shared: Path) -> None:
     names = {"b": "batch", "ub": "ubatch", "ctxcp": "checkpoints", "cms": "min_step"}
     requests = 0
-    for case in recorded_cases(shared / "engines/llama_cpp_answers.json.gz"):
+    for case in recorded(shared / "engines/llama_cpp_answers.json.gz")["cases"]:
         settings = {names[k]: v for k, v in case["settings"].items() if k in names}
         settings["host_cache"] = case["settings"]["cache_ram"] > 0
         answers = case["requests"]

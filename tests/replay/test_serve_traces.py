@@ -11,6 +11,7 @@ from mambackpt import CheckpointError
 from mambackpt.__main__ import main
 from mambackpt.replay import GENERATORS, replay, replay_engine, serve_tokens, trace_from_tokens
 from mambackpt.replay.serve.llama_cpp_traces import walk_trace
+from mambackpt.replay.serve.traces import walk_tokens
 
 LLAMA_CPP: list[dict[str, Any]] = [
     {},
@@ -58,6 +59,15 @@ def test_the_fast_walk_is_the_plain_one(settings: dict[str, Any], grain: int) ->
         )
 
 
+@pytest.mark.parametrize("grain", [1, 4, 32])
+@pytest.mark.parametrize("settings", LLAMA_CPP, ids=str)
+def test_an_id_stands_for_its_tokens(settings: dict[str, Any], grain: int) -> None:
+    for seed in range(10):
+        trace = trace_from_tokens(random_prompts(seed), grain=grain)
+        rows = [row[:3] for row in walk_trace(trace, **settings)]
+        assert rows == [row[:3] for row in walk_tokens(trace, "llama.cpp", **settings)]
+
+
 @pytest.mark.parametrize("generate", GENERATORS.values(), ids=GENERATORS)
 @pytest.mark.parametrize(
     "settings", [{}, {"batch": 512, "ubatch": 128}, {"checkpoints": 3}], ids=str
@@ -66,7 +76,11 @@ def test_the_fast_walk_is_the_plain_one_on_generated_traces(
     settings: dict[str, Any], generate: Any
 ) -> None:
     trace = generate(150, seed=1)
-    assert list(walk_trace(trace, **settings)) == list(walk_trace(trace, plainly=True, **settings))
+    rows = list(walk_trace(trace, **settings))
+    assert rows == list(walk_trace(trace, plainly=True, **settings))
+    if trace.prompt.sum() < 10**6:
+        tokens = list(walk_tokens(trace, "llama.cpp", **settings))
+        assert [row[:3] for row in rows] == [row[:3] for row in tokens]
 
 
 def growing_or_edited(seed: int) -> list[list[int]]:

@@ -33,27 +33,27 @@ LEAST_OF_HOST = np.float32(0.25)
 
 
 class Placement(NamedTuple):
-    """What differs between releases: where batches end, and what is kept where one begins.
+    """What differs between releases: what is kept where a batch begins.
 
-    ``messages``: whether batches end before a user message: "never", "always", or "spaced", before
-    the last one and those that begin more than ``min_step`` after the newest checkpoint.
-    ``near_end``: batches that end near the prompt's end keep one however close to the newest.
-    ``spacing``: how close the others may not come; None is ``min_step``. ``periodic``: whatever
-    begins ``min_step`` after the newest is kept. ``least``: tokens computed before anything is.
+    ``messages``: whether batches end before user messages, of which the last and those that begin
+    more than ``min_step`` after the newest checkpoint are kept. ``near_end``: batches that end near
+    the prompt's end keep one however close to the newest. ``spacing``: how close the others may not
+    come; None is ``min_step``. ``periodic``: whatever begins ``min_step`` after the newest is kept.
+    ``least``: tokens computed before anything is.
     """
 
-    messages: str = "spaced"
+    messages: bool = True
     near_end: bool = True
     spacing: int | None = None
     periodic: bool = False
     least: int = 0
 
 
-# By the oldest release known to place so; each seen on that release, prompts alone, 250 and more.
+# By the oldest release known to place so, each held to that release on prompts by themselves.
 # Placement only: lookup and eviction are those of b11549.
 RELEASES = {
-    "b9294": Placement("never", near_end=False, spacing=64, periodic=True, least=64),
-    "b9873": Placement("always", near_end=False),
+    "b9294": Placement(messages=False, near_end=False, spacing=64, periodic=True, least=64),
+    "b9873": Placement(near_end=False),
     "b10229": Placement(),
 }
 
@@ -246,7 +246,7 @@ class Slot:
 
     def prefill(self, start: int, prompt: Prompt) -> Iterator[int]:
         """Compute batch after batch; make and yield checkpoints where a batch begins."""
-        users = () if self.settings.placement.messages == "never" else prompt.users
+        users = prompt.users if self.settings.placement.messages else ()
         while start < prompt.length:
             end = self.batch_end(start, prompt.length, users)
             near = end + self.settings.ubatch > prompt.length
@@ -261,11 +261,8 @@ class Slot:
         """Where the batch that begins at ``start`` ends."""
         b, ub = self.settings.batch, self.settings.ubatch
         ends = [start + b, L, L - min(b, STEPS_BACK + ub), L - min(b, STEPS_BACK)]
-        if self.settings.placement.messages == "always" or not self.context.checkpoints:
-            ends += users
-        else:
-            spaced = self.newest + self.settings.min_step
-            ends += [user for user in users if user > spaced or user == users[-1]]
+        spaced = self.newest + self.settings.min_step if self.context.checkpoints else -1
+        ends += [user for user in users if user > spaced or user == users[-1]]
         return min(end for end in ends if end > start)
 
     def is_due(self, start: int) -> bool:
@@ -333,7 +330,8 @@ def serve(
     ``attention`` is what the prompt shares with the context that it is served from, at most all but
     its last token. ``created`` and ``kept`` are checkpoints; the live end, after L tokens or
     L + outputs - 1, is a state besides. ``branch`` is None. ``checkpoints`` is the most that a
-    context has. Source: the running server of b11549; older versions by their placement only.
+    context has; host memory has no limit here. Source: the running server of b11549; older versions
+    by their placement only.
     """
     settings = LlamaCppSettings(batch, ubatch, checkpoints, min_step, host_cache, version)
     slot = Slot(settings)
