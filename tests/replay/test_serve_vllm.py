@@ -95,7 +95,7 @@ def test_what_is_reused_is_what_the_released_scheduler_reused():
         hits = {name: hit for step in steps for name, (hit, _) in step.get("hits", {}).items()}
         assert [s.reused for s in served] == [hits[r["name"]] for r in case["requests"]]
         compared += len(served)
-    assert compared > 40
+    assert compared > 20
 
 
 # -- traces, where ids stand for blocks of tokens
