@@ -83,7 +83,8 @@ class Settings:
     value of an engine with hits inside a block. ``attention_block_size`` defaults to the Mamba
     block, which is what the engine runs. ``num_lookahead_tokens`` are attention slots that a query
     takes beyond its end: as many as drafts, where the drafter has an attention cache of its own.
-    ``recurrence=True`` computes numbers beneath.
+    ``shared_prefix_checkpoint`` acts under the drop only, ``long_prefill_threshold`` only while
+    more than one request is known. ``recurrence=True`` computes numbers beneath.
     Raises CheckpointTypeError or CheckpointValueError for sizes that contradict each other.
     """
 
