@@ -74,6 +74,11 @@ def _junctions(draw: random.Random, options: Options) -> None:
     options["shared_prefix_checkpoint"] = True
 
 
+def _drafts(draw: random.Random, options: Options) -> None:
+    drafts = options["speculative_tokens"] = draw.choice([1, 2, 3])
+    options["num_lookahead_tokens"] = draw.choice([drafts, drafts, 0])
+
+
 def _lookahead(draw: random.Random, options: Options) -> None:
     options["num_hash_lookahead_tokens"] = 1
 
@@ -101,6 +106,10 @@ KINDS: dict[str, tuple[Change, ...]] = {
     "several recurrent groups": (_hits_inside, _groups, _small_pool),
     "junctions": (_hits_inside, _drop, _junctions),
     "lookahead": (_hits_inside, _drop, _lookahead),
+    "drafts, h = B": (_drafts,),
+    "drafts, h < B": (_hits_inside, _drafts),
+    "drafts, drop": (_hits_inside, _drop, _drafts),
+    "drafts, limited pool": (_hits_inside, _drop, _small_pool, _drafts, _preempted),
     "all together": (
         _hits_inside,
         _drop,
@@ -188,7 +197,7 @@ def _draw_requests(
                 "output": output,
                 "arrival": arrival,
                 "preempt_at": sorted(steps) if draw.random() < preempted else [],
-                "accepted": [0],
+                "accepted": [draw.randint(0, 3) for _ in range(3)],
             }
         )
         arrival += draw.choice(gaps)
@@ -199,7 +208,8 @@ def _draw_pool(draw: random.Random, options: Options, requests: Sequence[dict[st
     """Return a size that holds the longest request, and seldom much more."""
     b: int = options.get("attention_block_size") or options["mamba_block_size"]
     longest = max(len(request["prompt"]) + len(request["output"]) for request in requests)
-    need = -(-longest // b) + 5 * options.get("recurrent_groups", 1)
+    states = 5 + 2 * options.get("speculative_tokens", 0)
+    need = -(-longest // b) + states * options.get("recurrent_groups", 1)
     return min(draw.randint(need, 2 * need + 2) for _ in range(2))
 
 

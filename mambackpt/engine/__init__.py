@@ -1,4 +1,8 @@
-"""An executable model of a hybrid model's scheduler, block allocator, prefix cache and worker."""
+"""An executable model of a hybrid model's scheduler, block allocator, prefix cache and worker.
+
+Its steps are those of vllm 0.33.0's own scheduler: `trace_history` gives them as plain values, and
+``python -m mambackpt conformance --engine vllm`` compares them with an installed one.
+"""
 
 from mambackpt.engine.chats import branching_chats
 from mambackpt.engine.events import Allocated, Event, Hit, Keyed, Scheduled, Written

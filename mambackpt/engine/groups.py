@@ -93,6 +93,8 @@ class Live:
         self.keeps: frozenset[int] = frozenset()
         self.running = -1  # column of the running state
         self.accepted = 1  # which of the drafts' states was the last accepted
+        self.decodes_now = False  # did its last query end in a sampled token?
+        self.padded = False  # does its first query end in places for drafts that nobody made?
         self.tainted = False
 
     @property

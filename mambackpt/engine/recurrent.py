@@ -201,6 +201,7 @@ class RecurrentGroup(Group):
             return
         if position not in (claim.position for claim in block.claims.values()):
             self.key_full(live, block, position)
+            self.this_step.add(live.digests[position + self.lookahead])
 
     def _key_end(self, live: Live, row: Row, end: int) -> None:
         at_junction = (

@@ -81,7 +81,10 @@ class Settings:
     given, is what the steps offer, in a cycle. ``pool_blocks`` counts usable blocks of all groups
     together (None: no evictions). ``cache_hit_alignment_tokens`` defaults to the hash unit, the
     value of an engine with hits inside a block. ``attention_block_size`` defaults to the Mamba
-    block, which is what the engine runs. ``recurrence=True`` computes numbers beneath.
+    block, which is what the engine runs. ``num_lookahead_tokens`` are attention slots that a query
+    takes beyond its end: as many as drafts, where the drafter has an attention cache of its own.
+    ``shared_prefix_checkpoint`` acts under the drop only, ``long_prefill_threshold`` only while
+    more than one request is known. ``recurrence=True`` computes numbers beneath.
     Raises CheckpointTypeError or CheckpointValueError for sizes that contradict each other.
     """
 
@@ -96,6 +99,7 @@ class Settings:
     retention: int | None = 0
     shared_prefix_checkpoint: bool = False
     speculative_tokens: int = 0
+    num_lookahead_tokens: int = 0
     recurrent_groups: int = 1
     budget: int = 8192
     budgets: Sequence[int] = ()
@@ -111,6 +115,7 @@ class Settings:
         checked_int("max_running", self.max_running, unit="requests")
         checked_int("recurrent_groups", self.recurrent_groups, unit="groups")
         checked_int("speculative_tokens", self.speculative_tokens, least=0)
+        checked_int("num_lookahead_tokens", self.num_lookahead_tokens, least=0)
         if self.pool_blocks is not None:
             checked_int("pool_blocks", self.pool_blocks, unit="blocks")
         find_variant(self.variant)

@@ -94,6 +94,7 @@ class Simulation:
         self.batch: tuple[Live, ...] = ()  # what ran or waited its turn in this step, in order
         self.copies: list[tuple[Block, Block]] = []  # this step's, of all groups
         self._threshold = 0  # of long prefills, in this step
+        self._ongoing: list[Live] = []  # what runs on in this step
         self._splitter = settings.splitter
         self._drop = settings.geometry.drop_eagle_block
         self._arrivals = iter(requests)
@@ -173,6 +174,7 @@ class Simulation:
                 else:
                     budget -= end - live.computed
             place += 1
+        self._ongoing = [live for live, _ in self.scheduled]
         while self.waiting and budget > 0 and not preempted:
             if len(self.running) >= self.settings.max_running:
                 break
@@ -190,10 +192,9 @@ class Simulation:
     def _next_end(self, live: Live, budget: int) -> int:
         """Return where a query of at most so many tokens ends; its start means not in this step."""
         known = len(live.tokens)
-        if live.computed >= live.prefill_end:
-            rest = min(1 + self.settings.speculative_tokens, live.total - 1 - live.computed)
-        else:
-            rest = known - live.computed
+        rest = known - live.computed
+        if live.decodes_now or live.padded:
+            rest = 1 + self.settings.speculative_tokens
         offered = min(rest, budget, self._threshold or budget)
         end = self._splitter.end(
             live.computed, offered, prompt=live.prompt, num_tokens=known, junction=live.junction
@@ -218,8 +219,8 @@ class Simulation:
         live.computed = hit
         live.junction = junction([reach], hit)
         live.keeps = self._kept_columns(live)
-        end = self._next_end(live, budget)
-        whole = max(end, len(live.tokens))
+        end = self._first_end(live, budget)
+        whole = len(live.tokens)
         ready = end > hit and (
             self._fits(live, whole, hits, states, estimate=True)
             and self._fits(live, end, hits, states)
@@ -237,6 +238,26 @@ class Simulation:
             self.lockstep.expect(live, group, state)
         self._allocate(live, end, hits, states)
         return end - hit
+
+    def _first_end(self, live: Live, budget: int) -> int:
+        """Return where the first query ends; one token is padded to the size of a decode step.
+
+        Not beside a prefill that runs on, and not for the first request of an empty cache.
+        """
+        drafts = self.settings.speculative_tokens
+        live.padded = (
+            drafts > 0
+            and live.computed == len(live.tokens) - 1
+            and all(other.decodes_now for other in self._ongoing)
+            and (bool(self._ongoing) or live.computed > 0)
+        )
+        if live.padded and budget < 1 + drafts:
+            self.log.add(Deferred, live, "no room for its drafts in this step")
+            return live.computed
+        end = self._next_end(live, budget)
+        if live.padded and live.computed < end != live.computed + 1 + drafts:
+            live.padded, end = False, live.computed + 1
+        return end
 
     def _kept_columns(self, live: Live) -> frozenset[int]:
         """Return the columns of the boundaries that every retention keeps."""
@@ -264,7 +285,8 @@ class Simulation:
         *,
         estimate: bool = False,
     ) -> bool:
-        needed = self.attention.need(live, end, hits)
+        ahead = 0 if estimate else self.settings.num_lookahead_tokens
+        needed = self.attention.need(live, end + ahead, hits)
         for n, group in enumerate(self.recurrent):
             needed += group.need(live, end, states[n] if states else None, estimate=estimate)
         return self.pool.has(needed)
@@ -279,7 +301,7 @@ class Simulation:
             self.attention.adopt(live, hits)
             for group, state in zip(self.recurrent, states, strict=False):
                 group.adopt(live, state)
-        self.attention.allocate(live, end)
+        self.attention.allocate(live, end + self.settings.num_lookahead_tokens)
         for group in self.recurrent:
             group.allocate(live, end)
         self.attention.cache(live, known)
@@ -321,6 +343,8 @@ class Simulation:
 
     def _publish(self) -> None:
         """Enter the step's keys, check it, and let finished requests go."""
+        if self.settings.speculative_tokens:
+            self._cache_accepted()
         self.attention.publish()
         published = [(group, group.publish()) for group in self.recurrent]
         lives = [live for live, _ in self.scheduled]
@@ -331,6 +355,14 @@ class Simulation:
                 self.log.add(Finished, live)
                 self._drop_blocks(live)
         self.counts.evictions = self.log.evicted
+
+    def _cache_accepted(self) -> None:
+        """Key what accepted drafts have filled, in the step that accepts them."""
+        for live, query in self.scheduled:
+            if live.decodes_now:
+                self.attention.cache(live, live.computed)
+                for group in self.recurrent:
+                    group.cache(live, live.computed, query)
 
     def _let_go_of_copies(self) -> None:
         """Let go of what the step's copies read and wrote, of all groups in one call."""

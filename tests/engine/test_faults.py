@@ -365,6 +365,16 @@ def test_two_prompts_in_one_step_do_not_share_what_is_not_written():
     assert run.violations == []
 
 
+def test_a_checkpoint_past_the_hashed_blocks_serves_nobody_in_its_own_step():
+    """Hashes that look two tokens ahead: 17 tokens have hashes up to 15, their checkpoint is 14."""
+    first = Request("first", tokens(17), [1500])
+    second = Request("second", [*first.history, 2000])
+    sizes = whole(8, 2, checkpoint_alignment=1, max_running=2, retention=None, budget=96)
+    run = simulate([first, second], Settings(**sizes, num_hash_lookahead_tokens=2))
+    assert run.violations == []
+    assert hits(run) == {"second": 14}
+
+
 def test_an_aborted_step_publishes_nothing():
     """A producer is gone before its first step computes (S04, vllm PR #29387)."""
     requests = [Request("A", tokens(64), abort_at=1), Request("B", tokens(64), arrival=2)]

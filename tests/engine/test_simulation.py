@@ -79,6 +79,19 @@ def test_a_scratch_block_in_the_checkpoint_column_stays_and_the_other_moves():
     assert keys(run) == [(7, 384)]
 
 
+@pytest.mark.parametrize(("drop", "expected"), [(False, [64, 128]), (True, [64, 128, 192])])
+def test_under_drop_a_block_past_the_grid_of_hits_is_keyed_to_be_dropped_again(drop, expected):
+    """Hits on 128: without the drop nothing beyond a multiple of it can be hit."""
+    run = one(200, cache_hit_alignment_tokens=128, drop_eagle_block=drop)
+    assert [position for _, position in keys(run, group=0)] == expected
+
+
+def test_a_drafter_with_an_attention_cache_takes_slots_beyond_the_query():
+    """256 tokens and two slots ahead are five blocks of attention."""
+    run = one(speculative_tokens=2, num_lookahead_tokens=2, budget=256)
+    assert tables(run) == ["- - - 6 7 8", "- - - 6 - 8 7 11 12"]
+
+
 def test_dense_retention_keys_what_was_written_and_nothing_between():
     run = one(retention=None, budget=200)
     assert tables(run) == ["- 4 5", "- - 5 - 9 10", tables(run)[2]]

@@ -215,9 +215,10 @@ def make_scheduler(config, settings):
         hash_block_size=h,
         log_stats=False,
     )
+    scheduler.num_lookahead_tokens = settings["num_lookahead_tokens"]
     if not drafts:  # a drafter that is there for its drop alone
-        scheduler.num_spec_tokens = scheduler.num_lookahead_tokens = 0
-        scheduler.can_skip_drafts, scheduler._spec_decode_step_blocks = False, 0
+        scheduler.num_spec_tokens = scheduler._spec_decode_step_blocks = 0
+        scheduler.can_skip_drafts = False
     return scheduler
 
 
@@ -359,10 +360,11 @@ class Run:
         initial = [
             [self._initial(group, query, report) for group in self.groups] for query in queries
         ]
+        known = [live.request.num_tokens for live, _, _ in queries]
         sampled = []
         for query, digests in zip(queries, initial, strict=True):
             self._forward(query, digests, report)
-            sampled.append(self._sample(*query))
+            sampled.append(self._sample(*query, padded=query[0].name in report["hits"]))
         if not queries:
             return
         names = [live.name for live, _, _ in queries]
@@ -384,6 +386,9 @@ class Run:
             )
         for name in names:
             self.lives[name].read_tokens()
+        for (live, start, count), tokens in zip(queries, known, strict=True):
+            if start + count > tokens:
+                self._keep_drafts(live, tokens, start + count, report["rows"][live.name])
 
     def _initial(self, group, query, report):
         """Bring a state to the column that will run, and return what is there."""
@@ -424,19 +429,36 @@ class Run:
                     held[row[column]] = digest
             held[row[live.column]] = live.advance(digest, at, known)
 
-    def _sample(self, live, start, count):
-        """Return the tokens that follow a query: given ones, and as many drafts as are accepted."""
+    def _keep_drafts(self, live, known, end, rows):
+        """Write a state for each draft, and move that of a boundary to the boundary's column."""
+        accepted, boundary = live.accepted - 1, (known + live.accepted - 1) // self.B * self.B
+        for group in self.groups:
+            row, held = rows[group], self.held[group]
+            digest = held[row[live.column]]
+            for n in range(1, end - known + 1):
+                place = known + n - 1
+                digest = live.advance(digest, place, place + 1) if n <= accepted else -end
+                held[row[live.column + n]] = digest
+            if boundary >= known:
+                held[row[boundary // self.B - 1]] = held[row[live.column + boundary - known]]
+        if boundary >= known and live.column == boundary // self.B - 1:
+            live.accepted = 1
+
+    def _sample(self, live, start, count, *, padded):
+        """Return the tokens that follow a query: given ones, and as many drafts as are accepted.
+
+        What a first query is padded with is no draft, and never accepted.
+        """
         tokens = live.request.num_tokens
         if start + count < tokens:
             return []
         place, drafts = tokens - live.request.num_prompt_tokens, start + count - tokens
-        accepted = 0
-        if drafts > 0:
+        accepted, output = 0, live.asked["output"]
+        if drafts > 0 and not padded:
             cycle = live.asked["accepted"]
-            accepted = min(cycle[live.decodes % len(cycle)], drafts)
+            accepted = min(cycle[live.decodes % len(cycle)], drafts, len(output) - place - 1)
             live.decodes += 1
         live.accepted = 1 + accepted
-        output = live.asked["output"]
         return output[place : place + 1 + accepted] or output[-1:]
 
     def _cache(self):
