@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from random import Random
 
 from mambackpt.conformance.pieces import Answer, Case, Piece, seeded
-
 from mambackpt.replay import TokenRequest, serve_llama_cpp
 
 LETTERS = range(259, 285)  # the worker's text tokens

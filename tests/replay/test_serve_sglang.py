@@ -144,7 +144,7 @@ def test_a_prompt_sent_again_makes_its_state_again(fresh: Any) -> None:
         ({"per_path": 0}, "per_path is 0; expected"),
         ({"slots": 0}, "slots is 0; expected"),
         ({"slots": 2}, "slots is 2; expected room for the 3 that a request needs.*Try slots=4"),
-        ({"page": 16}, "'page' is no setting of sglang"),
+        ({"page": 16}, "a setting of sglang is 'page'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from math import lcm
 from typing import Literal
 
-from mambackpt.errors import CheckpointValueError
-from mambackpt.geometry import checked_int
+from mambackpt.errors import CheckpointValueError, checked_int
 from mambackpt.replay.serve.requests import Served, TokenRequest, shared_length
 
 STRATEGIES = ("extra_buffer", "no_buffer")
