@@ -129,13 +129,16 @@ class Configurations:
         self.model.config_updated = False
         speculative = None
         if drop or lookahead or drafts:
+            # Before 0.33 no hash looked ahead, and there was nothing to turn off.
+            known = "disable_lookahead_block_hashes" in SpeculativeConfig.__dataclass_fields__
+            ahead = {"disable_lookahead_block_hashes": not lookahead} if known or lookahead else {}
             speculative = SpeculativeConfig(
                 method="eagle",
                 model=self.drafter,
                 num_speculative_tokens=drafts or 1,
                 target_model_config=self.model,
                 target_parallel_config=ParallelConfig(),
-                disable_lookahead_block_hashes=not lookahead,
+                **ahead,
                 disable_eagle_block_drop=not (drop or lookahead),
             )
         return VllmConfig(
@@ -234,7 +237,9 @@ class Live:
             prompt_token_ids=list(asked["prompt"]),
             sampling_params=parameters,
             pooling_params=None,
-            block_hasher=get_request_block_hasher(hash_block_size, sha256, lookahead),
+            block_hasher=get_request_block_hasher(
+                hash_block_size, sha256, *([lookahead] if lookahead else [])
+            ),
         )
         self.digests = [NO_TOKENS]
         self.column, self.accepted, self.decodes = -1, 1, 0
@@ -417,7 +422,7 @@ class Run:
             else None,
             drop_eagle_block=bool(self.drop),
             cache_hit_alignment_tokens=self.managers[1].cache_hit_alignment_tokens,
-            num_hash_lookahead_tokens=self.lookahead,
+            **({"num_hash_lookahead_tokens": self.lookahead} if self.lookahead else {}),
         )
         live.column, live.accepted = -(-end // self.B) - 1, 1
         for group, digest in zip(self.groups, digests, strict=True):
