@@ -223,6 +223,8 @@ class Group:
 
     def publish(self) -> list[Entry]:
         """Report this step's keys: what they promise has been computed now."""
+        if not self.entries:
+            return []
         entries, self.entries = self.entries, []
         for live, block, _, claim, source in entries:
             if source is not None:

@@ -20,6 +20,7 @@ class RecurrentGroup(Group):
         self.variant = self.splitter.variant
         self.drafts = settings.speculative_tokens
         self.grid = settings.hit_grid
+        self.keeps_junctions = settings.keeps_junctions
         self.this_step: set[int] = set()  # keys whose states are not there before the step ends
 
     # -- lookup
@@ -144,11 +145,13 @@ class RecurrentGroup(Group):
         """Let go of every state before the last computed token's column."""
         row, null = live.rows[self.number], self.pool.null
         last = (live.computed - 1) // self.B
+        if last <= row.retired:
+            return
         left = range(last - 1, row.retired - 1, -1)
         self.release(live, [row.blocks[column] for column in left])
         for column in left:
             row.blocks[column] = null
-        row.retired = max(row.retired, last)
+        row.retired = last
 
     # -- keys
 
@@ -187,7 +190,9 @@ class RecurrentGroup(Group):
         elif 0 < end <= hashed and end % self.h == 0:
             self._key_end(live, row, end)
         # Also a block that is full now and was keyed inside before: the engine asks by key.
-        self.this_step.update(b.first_key for b in row.blocks[seen:full] if b.first_key is not None)
+        for block in row.blocks[seen:full]:
+            if block.first_key is not None:
+                self.this_step.add(block.first_key)
 
     def _prompt_position(self, live: Live, unit: int) -> int:
         return self.variant.position(live.prompt, unit, self.drop, self.lookahead)
@@ -204,9 +209,7 @@ class RecurrentGroup(Group):
             self.this_step.add(live.digests[position + self.lookahead])
 
     def _key_end(self, live: Live, row: Row, end: int) -> None:
-        at_junction = (
-            self.settings.keeps_junctions and live.computed < end == live.junction <= live.prompt
-        )
+        at_junction = self.keeps_junctions and live.computed < end == live.junction <= live.prompt
         if not (at_junction or end == self._prompt_position(live, self.h)):
             return
         column = -(-end // self.B) - 1

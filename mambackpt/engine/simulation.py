@@ -96,7 +96,7 @@ class Simulation:
         self._threshold = 0  # of long prefills, in this step
         self._ongoing: list[Live] = []  # what runs on in this step
         self._splitter = settings.splitter
-        self._drop = settings.geometry.drop_eagle_block
+        self._geometry, self._block = settings.geometry, settings.scheduler_block
         self._arrivals = iter(requests)
         self._next = next(self._arrivals, None)
 
@@ -261,10 +261,10 @@ class Simulation:
 
     def _kept_columns(self, live: Live) -> frozenset[int]:
         """Return the columns of the boundaries that every retention keeps."""
-        B, U = self.settings.mamba_block_size, self.settings.geometry.U
-        kept = list(replay_boundaries(live.prompt, self.settings.scheduler_block, self._drop))
+        B, U, drop = self._geometry.M, self._geometry.U, self._geometry.drop_eagle_block
+        kept = list(replay_boundaries(live.prompt, self._block, drop))
         if live.junction:
-            kept += [live.junction, live.junction - B] if self._drop else [live.junction]
+            kept += [live.junction, live.junction - B] if drop else [live.junction]
         return frozenset(boundary // U * U // B - 1 for boundary in kept)
 
     def _extend(self, live: Live, end: int) -> bool:
@@ -369,6 +369,8 @@ class Simulation:
         groups = (self.attention, *self.recurrent)
         copies = [copy for group in groups for copy in group.copies]
         self.copies = [(source, target) for _, source, target in copies]
+        if not copies:
+            return
         holders = {block: live for live, *ends in copies for block in ends}
         for block in self.pool.release(block for _, *ends in copies for block in ends):
             self.log.add(Freed, holders[block], block.id)

@@ -153,6 +153,26 @@ def test_under_drop_the_block_before_the_junction_is_kept_too():
     assert [position for position, _ in keyed(last, 1)] == [24, 48, 72]
 
 
+def test_a_threshold_leads_to_a_wrong_restore_without_a_hit_inside_a_block():
+    """A gets 32 tokens beside B, then runs on alone, past the end of the block it stands inside of.
+
+    Under dense retention key 64 leads to the state of 32, and C restores it. Each fix stops A, or
+    does not key that block.
+    """
+    requests = [
+        Request("A", range(129)),
+        Request("B", range(1000, 1001)),
+        Request("C", [*range(65), 2000, 2001], arrival=6),
+    ]
+    settings = Settings(max_running=2, pool_blocks=99, long_prefill_threshold=32, **DENSE)
+    traced = list(trace_history(requests, settings))
+    assert chunks(traced, "A") == [32, 129]
+    assert hits(traced)["C"] == (64, 0)
+    assert [wrong[:2] for wrong in traced[-1]["wrong"]] == [[1, 64]]
+    reports = compare_variants([requests], settings, ["vllm-0.33", *FIXES])
+    assert [report.counts.wrong_restores for report in reports.values()] == [1, 0, 0, 0]
+
+
 # -- what the scheduler and the pool do
 
 
