@@ -4,7 +4,9 @@ import argparse
 import gzip
 import json
 import secrets
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -61,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     not exist, UnavailableError for an engine that cannot be had.
     """
     options = _parser().parse_args(argv)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _leave_nothing)
     options.cases = whole_number("--cases", options.cases)
     engines = options.engine or list(ENGINES)
     for name in ("release", "drift", "record"):
@@ -75,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.drift:
         return _drift(engines[0], seed, options)
     return max([_hold(engine, seed, options) for engine in engines])
+
+
+def _leave_nothing(number: int, frame: object) -> None:
+    """End as an exception does, which removes environments and workers on its way."""
+    sys.exit(128 + number)
 
 
 def _hold(engine: str, seed: int, options: argparse.Namespace) -> int:
