@@ -312,9 +312,7 @@ def _ladder_set(*, base: int, most: int) -> None:
 
 
 @placement("ladder", reads=(), check=_ladder_set)
-def ladder(
-    request: Lengths, match: Match, settings: Sizes, *, base: int, most: int
-) -> Positions:
+def ladder(request: Lengths, match: Match, settings: Sizes, *, base: int, most: int) -> Positions:
     """Keep block boundaries whose least distance from the one before doubles from ``base`` on.
 
     The first boundary at or beyond each least distance is kept, ``most`` of them. Source: public

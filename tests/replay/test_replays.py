@@ -293,7 +293,8 @@ def test_a_state_cannot_be_cut_back() -> None:
 RULES = [
     "attention", "none", "all", "last", "junction", "chunk", "last+junction",
     "last+junction+chunk", "interval(3)", "interval(4)+junction", "all+interval(5)",
-    "internal(hash_block=1, alignment=1)", "sglang(chunk=2)", "sglang(chunk=2, strategy='no_buffer')",
+    "internal(hash_block=1, alignment=1)", "sglang(2)", "sglang(2, strategy='no_buffer')",
+    "sglang(2, 4)", "lattice(3)", "ladder(2, 3)", "trtllm(3, branches=True, tokens_per_block=1)",
     "trtllm(3, [1], [0, 2], True)", "marconi", "llamacpp(2, 3)", "optimal(3)", "all+all",
 ]  # fmt: skip
 # Rules of a user's own, which take arrays too: a grid that may end above a hit, one that begins
