@@ -30,6 +30,7 @@ from mambackpt.replay.plain import expand_rows
 from mambackpt.replay.result import Replay
 from mambackpt.replay.rules import Lengths, Match, Rule, Sizes, Span, get_rule, optimal
 from mambackpt.replay.run import replay
+from mambackpt.replay.serve import serve_tokens
 from mambackpt.replay.sweep import Sweep, sweep
 from mambackpt.replay.trace import Trace, describe_trace, trace_from_tokens
 
@@ -820,3 +821,44 @@ def test_traces_rules_and_replay_load_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == []
+
+
+# --- public figures -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("prompt", "hit"), [(1072, 0), (2000, 0), (3000, 1072), (3500, 2144)])
+def test_internal_under_a_drop_gives_the_hits_seen_before_a_fix(prompt: int, hit: int) -> None:
+    """Blocks of 1,072, hash units of 67, EAGLE's drop: prompts sent again."""
+    trace = trace_from_tokens([range(prompt)] * 2, grain=1)
+    rule = "internal(hash_block=67, drop=True)"
+    assert replay(trace, rule, block=1072).reused.tolist() == [0, hit]
+
+
+# A public check of vllm: a prompt of 4,481 tokens, sent again three times.
+RETENTION = {
+    # unset is dense for hybrid models with EAGLE since 0.29: every step's end is kept
+    "unset": ("last+junction+chunk", 1600, 1600, [1600, 1600, 1600]),
+    # explicit 0: the last boundary, which a lookup that drops a block never finds, then the fork
+    "explicit 0": ("last+junction", 1600, 1600, [0, 1600, 1600]),
+    "without the drop": ("last+junction", 1600, 0, [3200, 3200, 3200]),
+    # a smaller block, as drafts take room in a state
+    "without drafts": ("last+junction", 1568, 0, [3136, 3136, 3136]),
+}
+
+
+@pytest.mark.parametrize("setting", RETENTION)
+def test_retention_gives_the_hits_of_the_public_check(setting: str) -> None:
+    rule, block, drop, hits = RETENTION[setting]
+    trace = trace_from_tokens([range(4481)] * 4, grain=1)
+    run = replay(trace, rule, block=block, lookup_margin=drop, budget=2048)
+    assert run.reused.tolist() == [0, *hits]
+
+
+def test_the_released_scheduler_keeps_what_a_shortened_lookup_finds() -> None:
+    """0.33 finds 1,600 at once, whatever retention is: it stops where the drop leads."""
+    for retention in (None, 0):
+        served = serve_tokens(
+            [range(4481)] * 4, "vllm",
+            block=1600, hash_block=1600, retention=retention, drop=True, budget=2048,
+        )  # fmt: skip
+        assert [one.reused for one in served] == [0, 1600, 1600, 1600]

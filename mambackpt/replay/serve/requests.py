@@ -42,7 +42,8 @@ class Served:
     """What an engine did with one request, all in tokens.
 
     ``attention``: the longest prefix whose attention cache was there. ``reused``: the state it
-    resumed after. ``branch``: the branching point that it made a state for, None without one.
+    resumed after. ``branch``: the branching point, None without one; SGLang's lookup names it, the
+    others' is where a state was made for it.
     ``created``: positions of the states made by this request, those of decode steps included.
     ``kept``: positions of the states that the engine holds afterwards on the path of the prompt and
     its outputs. Both ascend.
