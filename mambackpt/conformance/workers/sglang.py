@@ -379,13 +379,16 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer cases until the input ends."""
     sys.path.pop(0)  # this folder, where `import sglang` would find this file
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the engine says does not get between them
     stand_in()
     import sglang
 
     if sglang.__version__ != RELEASE:
         print(f"sglang is {sglang.__version__}; this worker is for {RELEASE}", file=sys.stderr)
     for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line)), separators=(",", ":")), flush=True)
+        said = json.dumps(answer(json.loads(line)), separators=(",", ":"))
+        print(said, file=answers, flush=True)
 
 
 if __name__ == "__main__":
