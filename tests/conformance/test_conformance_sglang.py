@@ -32,7 +32,7 @@ def test_recorded_answers_of_the_engine_do_not_differ_and_changed_ones_do(root: 
     for case in recorded["cases"]:
         ours = json.loads(json.dumps(piece.answer(case)))
         assert not piece.differences(case, {"rows": case["rows"]}, ours)
-        changed = [{**case["rows"][0], "reused": -1}, *case["rows"][1:]]
+        changed = [{"reused": -1}, *case["rows"][1:]]
         assert piece.differences(case, {"rows": changed}, ours)
 
 
