@@ -3,17 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/.ready
+ENGINES := llama.cpp sglang vllm
 
-.PHONY: help figures test lab lint compat clean
+.PHONY: help figures test lab lint compat conformance clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make figures  draw every design-review figure into notebooks/figures (SVG and PDF)"
-	@echo "make test     run every test"
-	@echo "make lab      open the notebooks in JupyterLab"
-	@echo "make lint     check style and types"
-	@echo "make compat   run the kernel's interpreted tests under triton 3.6, 3.7.1 and 3.9"
-	@echo "make clean    remove what these commands made, .venv included"
+	@echo "make figures      draw every design-review figure into notebooks/figures (SVG and PDF)"
+	@echo "make test         run every test"
+	@echo "make lab          open the notebooks in JupyterLab"
+	@echo "make lint         check style and types"
+	@echo "make compat       run the kernel's interpreted tests under triton 3.6, 3.7.1 and 3.9"
+	@echo "make conformance  put random cases to running engines, in environments that are thrown away"
+	@echo "make clean        remove what these commands made, .venv included"
 
 # Made once, and made anew when the requirements change; a broken install leaves no READY.
 $(READY): pyproject.toml constraints.txt
@@ -40,6 +42,9 @@ lint: $(READY)
 
 compat: $(READY)
 	$(VENV)/bin/python tests/kernels/compat.py
+
+conformance: $(READY)
+	@$(RUN) mambackpt conformance $(foreach engine,$(ENGINES),--engine $(engine)) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .compat build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,8 +14,12 @@ COMMANDS = {
     "size": ("models.command", "state and block sizes of a model or a config.json"),
     "replay": ("replay.command", "replay a request trace under placement rules"),
     "lockstep": ("engine.command", "check every key against the state it promises"),
+    "conformance": ("conformance.command", "hold the kit to running engines, and them to it"),
     "bench": ("bench.command", "time what has just been shown equal"),
 }
+
+# (command, engine): the module that answers for that engine, where it is not the command's
+FOR_ENGINE = {("lockstep", "llama.cpp"): "replay.serve.stale_command"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name is None:
         parser.print_help()
         return 0
-    command = import_module(f"mambackpt.{COMMANDS[name][0]}")
+    chosen = argparse.ArgumentParser(add_help=False)
+    chosen.add_argument("--engine", action="append")
+    engines = chosen.parse_known_args(words[1:])[0].engine or [""]
+    module = FOR_ENGINE.get((name, engines[0]), COMMANDS[name][0])
+    command = import_module(f"mambackpt.{module}")
     try:
         return int(command.main(words[1:]))
     except CheckpointError as error:

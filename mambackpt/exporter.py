@@ -298,6 +298,16 @@ def _check_rows(
             f"initial_windows has shape {tuple(initial.shape)}; expected {shape}: rows, width, "
             "state_len. Try the windows that these queries started from, oldest input first."
         )
+    _check_offsets(checkpoint, S, short_windows, None if initial is not None else shape)
+
+
+def _check_offsets(
+    checkpoint: MambaPrefillCheckpointMetadata,
+    S: int,
+    short_windows: str,
+    missing: tuple[int, int, int] | None,
+) -> None:
+    """Check where each row is cut; ``missing`` is the shape of initial windows that lack."""
     for row, (offset, query_len) in enumerate(
         zip(checkpoint.offsets, checkpoint.query_lens, strict=True)
     ):
@@ -314,11 +324,11 @@ def _check_rows(
                 f"{S} inputs of a window; expected offset >= {S}, or nothing would be stored for "
                 'the rest. Try short_windows="complete" with initial_windows.'
             )
-        if initial is None:
+        if missing is not None:
             raise CheckpointValueError(
                 f'short_windows is "complete" and row {row}, cut at offset {offset}, needs '
                 f"{S - offset} inputs from before its query; expected initial_windows of shape "
-                f"{shape}. Try zeros where the query starts its sequence."
+                f"{missing}. Try zeros where the query starts its sequence."
             )
 
 

@@ -34,8 +34,11 @@ IMPORTS: dict[str, set[str]] = {
     "metadata": {"errors", "planner"},
     "draw": {"engine", "errors", "geometry", "planner"},
     "exporter": {"errors", "kernels", "metadata"},
-    "replay": {"cli", "errors", "models", "planner"},
+    "replay": {"cli", "engine", "errors", "models", "planner"},
     "bench": {"errors", "exporter", "kernels", "metadata", "planner", "replay"},
+    "conformance": {
+        *("cli", "engine", "errors", "exporter", "geometry", "metadata", "planner", "replay")
+    },
     "explore": {"draw", "errors", "figures", "geometry", "models", "planner", "replay"},
     "figures": {"bench", "draw", "engine", "errors", "geometry", "models", "planner", "replay"},
 }
@@ -199,7 +202,7 @@ def test_importing_the_kit_loads_no_heavy_library() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["planner", "models", "engine", "replay", "why", "cli", "__main__"]
+    "module", ["planner", "models", "engine", "replay", "conformance", "why", "cli", "__main__"]
 )
 def test_the_plain_modules_load_no_heavy_library(module: str) -> None:
     code = f"import sys, mambackpt.{module}; print([m for m in {HEAVY!r} if m in sys.modules])"

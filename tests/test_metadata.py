@@ -69,6 +69,13 @@ def test_fields_have_the_shapes_dtypes_and_values_of_the_rule():
     assert made.state_indices.tolist() == [2, NULL_BLOCK_ID, 8]
 
 
+def test_the_position_lies_on_the_grid_of_hits_where_that_is_wider_than_a_hash_unit():
+    """150 tokens, units of 16, hits on 64: the state after 128 is saved, not that after 144."""
+    m = CommonMetadata.from_lengths([150], [150], table(1, 3))
+    assert builder(H=16, M=64, A=16, U=64).build(m, [0]).offsets == [128]
+    assert builder(H=16, M=64, A=16).build(m, [0]).offsets == [144]
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_blocks_keep_the_dtype_of_the_table(dtype):
     m = dataclasses.replace(LONG, block_table_tensor=LONG.block_table_tensor.to(dtype))

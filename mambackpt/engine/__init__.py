@@ -1,4 +1,8 @@
-"""An executable model of a hybrid model's scheduler, block allocator, prefix cache and worker."""
+"""An executable model of a hybrid model's scheduler, block allocator, prefix cache and worker.
+
+Its steps are those of vllm 0.33.0's own scheduler: `trace_history` gives them as plain values, and
+``python -m mambackpt conformance --engine vllm`` compares them with an installed one.
+"""
 
 from mambackpt.engine.chats import branching_chats
 from mambackpt.engine.events import Allocated, Event, Hit, Keyed, Scheduled, Written
@@ -13,8 +17,10 @@ from mambackpt.engine.report import (
     shrink_history,
 )
 from mambackpt.engine.settings import Request, Settings
-from mambackpt.engine.simulation import Cell, Run, Simulation, Snapshot, TableRow, simulate
+from mambackpt.engine.simulation import Run, Simulation, simulate
+from mambackpt.engine.snapshots import Cell, Snapshot, TableRow
 from mambackpt.engine.splitter import Splitter, chunk_ends
+from mambackpt.engine.trace import Step, trace_history
 from mambackpt.engine.variants import VARIANTS, Query, Variant, find_variant, named_variant
 
 __all__ = [
@@ -36,6 +42,7 @@ __all__ = [
     "Snapshot",
     "Splitter",
     "State",
+    "Step",
     "TableRow",
     "Variant",
     "Violation",
@@ -52,4 +59,5 @@ __all__ = [
     "replay_boundaries",
     "shrink_history",
     "simulate",
+    "trace_history",
 ]

@@ -51,8 +51,13 @@ class Block:
         self.id = number
         self.refs = 0
         self.content: Content | None = None
-        self.claims: dict[int, Claim] = {}  # by key
+        self.claims: dict[int, Claim] = {}  # by key, the block's first key first
         self.index: KeyIndex | None = None  # where its keys are entered
+
+    @property
+    def first_key(self) -> int | None:
+        """The oldest of its keys, which stands for the block where only one is asked for."""
+        return next(iter(self.claims), None)
 
     def __repr__(self) -> str:
         return f"Block({self.id})"
@@ -84,49 +89,76 @@ class KeyIndex:
             del self._blocks[key]
         return block.claims.pop(key)
 
-    def __iter__(self) -> Iterator[tuple[Block, Claim]]:
+    def entries(self) -> Iterator[tuple[Block, int]]:
+        """Yield every block with every key that leads to it; of a key, the first one first."""
         for key, found in self._blocks.items():
             for block in found:
-                yield block, block.claims[key]
+                yield block, key
+
+    def __iter__(self) -> Iterator[tuple[Block, Claim]]:
+        for block, key in self.entries():
+            yield block, block.claims[key]
 
 
 class Pool:
-    """Blocks of all groups in one free list, least recently freed first; block 0 is the null block.
+    """Blocks of all groups in one free list; block 0 is the null block.
 
+    The front of the list holds blocks without a key, the last call's first; then come the blocks
+    never used, by number; at the back those with keys, least recently let go first.
     ``size`` counts usable blocks; None never reuses a block, so nothing is evicted.
     """
 
     def __init__(self, size: int | None) -> None:
         self.size = size
         self.null = Block(0)
-        self._fresh = 1  # never used so far: these precede every freed block
-        self._free: OrderedDict[Block, None] = OrderedDict()
+        self._front: list[Block] = []  # the next one to take is the last
+        self._fresh = 1
+        self._back: OrderedDict[Block, None] = OrderedDict()
+
+    @property
+    def free(self) -> Iterator[int]:
+        """The numbers of the free blocks, the next one to take first; size None has no list."""
+        yield from (block.id for block in reversed(self._front))
+        yield from range(self._fresh, (self.size or 0) + 1)
+        yield from (block.id for block in self._back)
 
     def has(self, blocks: int) -> bool:
         """Return whether so many blocks can be taken."""
-        return self.size is None or blocks <= self.size + 1 - self._fresh + len(self._free)
+        if self.size is None:
+            return True
+        return blocks <= len(self._front) + self.size + 1 - self._fresh + len(self._back)
 
     def take(self, evict: Callable[[Block], None]) -> Block:
         """Return a block for exclusive use; ``evict`` is told of one that was findable."""
-        if self.size is None or self._fresh <= self.size:
+        if self._front:
+            block = self._front.pop()
+        elif self.size is None or self._fresh <= self.size:
             block = Block(self._fresh)
             self._fresh += 1
         else:
-            block, _ = self._free.popitem(last=False)
-            if block.claims:
-                evict(block)
+            block, _ = self._back.popitem(last=False)
+            evict(block)
         block.refs = 1
         return block
 
     def share(self, block: Block) -> None:
         """Refer to a block once more."""
         if not block.refs:
-            self._free.pop(block, None)
+            self._back.pop(block, None)
         block.refs += 1
 
-    def release(self, block: Block) -> bool:
-        """Refer to a block once less; return whether nobody does any more."""
-        block.refs -= 1
-        if block.refs == 0 and self.size is not None:
-            self._free[block] = None
-        return block.refs == 0
+    def release(self, blocks: Iterable[Block]) -> list[Block]:
+        """Refer to these blocks once less, in one call; return those that nobody holds any more.
+
+        What loses its last reference is taken again in this order: at once without a key, last of
+        all with one.
+        """
+        let_go = []
+        for block in blocks:
+            block.refs -= 1
+            if not block.refs:
+                let_go.append(block)
+        if self.size is not None:
+            self._front += [block for block in reversed(let_go) if not block.claims]
+            self._back.update((block, None) for block in let_go if block.claims)
+        return let_go

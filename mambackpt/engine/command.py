@@ -23,6 +23,7 @@ def _parser() -> argparse.ArgumentParser:
         "key promises with what its block holds. Exit status 1 when a promise is broken.",
     )
     add = parser.add_argument
+    add("--engine", choices=["vllm", "llama.cpp"], help="[vllm]; llama.cpp has its own options")
     add(
         "--variant",
         default="vllm-0.33",
@@ -31,6 +32,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--block", type=int, default=64, help="tokens per Mamba block")
     add("--hash", type=int, default=16, help="tokens per hash unit")
+    add(
+        "--attention-block",
+        type=int,
+        metavar="TOKENS",
+        help="tokens per attention block (default: the Mamba block, as the engine has it)",
+    )
     add("--alignment", type=int, default=16, help="grid on which the kernel can emit a state")
     add("--retention", type=_retention, default=0, help="0, 'none' (dense), or tokens per state")
     add("--budget", type=int, default=300, help="tokens per step")
@@ -89,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = Settings(
         mamba_block_size=given.block,
         hash_block_size=given.hash,
+        attention_block_size=given.attention_block,
         checkpoint_alignment=given.alignment,
         internal_checkpoints=not given.no_checkpoints,
         drop_eagle_block=given.drop,

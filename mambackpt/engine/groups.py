@@ -1,7 +1,7 @@
-"""The cache groups: which blocks a request holds, when they get a key, and what a lookup finds.
+"""What attention and recurrent cache groups share: rows of blocks, and the keys of this step.
 
-B Mamba block, h hash unit, U cache-hit alignment: all in tokens. Group 0 is attention, whose blocks
-are modelled by their keys alone; groups 1 and on are recurrent and hold one state per block.
+A key is entered when its query is scheduled, and taken back if the request is aborted in that step.
+Group 0 is attention, groups 1 and on are recurrent.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -59,16 +59,16 @@ def checkpoint_column(query: Query) -> int:
 class Row:
     """What one request holds in one group: its block-table row and the bookkeeping around it."""
 
-    __slots__ = ("allocated", "blocks", "cached", "checkpoint", "reserved", "retired", "tail")
+    __slots__ = ("allocated", "blocks", "cached", "checkpoint", "reserved", "retired", "shared")
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.allocated = False
-        self.cached = 0  # full blocks (attention: tokens) that the keying pass has seen
+        self.cached = 0  # full blocks that the keying pass has seen
         self.retired = 0  # columns below are null for good
         self.checkpoint: tuple[int, int] | None = None  # position and column, this step's
         self.reserved: Block | None = None  # the block in that column
-        self.tail: int | None = None  # the key inside the running block, which must move to a copy
+        self.shared: Block | None = None  # the block it stands inside of, if others find it there
 
 
 class Live:
@@ -93,6 +93,8 @@ class Live:
         self.keeps: frozenset[int] = frozenset()
         self.running = -1  # column of the running state
         self.accepted = 1  # which of the drafts' states was the last accepted
+        self.decodes_now = False  # did its last query end in a sampled token?
+        self.padded = False  # does its first query end in places for drafts that nobody made?
         self.tainted = False
 
     @property
@@ -112,8 +114,8 @@ def found(blocks: Sequence[Block | None]) -> list[Block] | None:
     return there if len(there) == len(blocks) else None
 
 
-class Pending(NamedTuple):
-    """A key that is entered when its step completes, unless its request is aborted."""
+class Entry(NamedTuple):
+    """A key of this step: who entered it, where, and the block that it was moved from."""
 
     live: Live
     block: Block
@@ -145,71 +147,104 @@ class Log:
 
 
 class Group:
-    """What attention and recurrent groups share: keys, pending keys, taking and releasing."""
+    """What all groups do alike: enter keys, copy a shared block, take blocks and let them go.
 
-    def __init__(self, number: int, settings: Settings, pool: Pool, log: Log) -> None:
+    b tokens per block of this group, B per Mamba block, h per hash unit; hits lie on the grid of U.
+    """
+
+    def __init__(self, number: int, b: int, settings: Settings, pool: Pool, log: Log) -> None:
         self.number = number
+        self.b = b
         self.pool = pool
         self.log = log
         self.index = KeyIndex(number)
-        self.pending: dict[int, list[Pending]] = {}
+        self.entries: list[Entry] = []  # this step's keys
+        self.copies: list[tuple[Live, Block, Block]] = []  # before this step's forward pass
         g = settings.geometry
         self.B, self.h, self.U, self.A = g.M, g.H, g.U, g.A
         self.drop, self.lookahead = g.drop_eagle_block, g.num_hash_lookahead_tokens
+        self.hits_inside = g.U < g.M  # may a hit end inside a block?
+        self.whole = settings.scheduler_block
 
-    def known(self, key: int) -> bool:
-        """Return whether a lookup would hit this key, published or about to be."""
-        return self.index.find(key) is not None or key in self.pending
+    # -- keys
 
-    def find(self, key: int) -> Block | None:
-        """Return the block to hit, or None if its bytes are not there before the step ends."""
-        block = self.index.find(key)
-        if any(entry.moved_from is block for entry in self.pending.get(key, ())):
-            return None  # its entry is moving to a copy in this very step
-        return block
+    def find(self, live: Live, position: int) -> Block | None:
+        """Return the block that the first ``position`` tokens of the request lead to."""
+        return self.index.find(live.digests[position + self.lookahead])
 
-    def is_keyed(self, live: Live, block: Block, position: int) -> bool:
-        """Return whether the block has, or will have when the step ends, the key of this prefix."""
-        key = live.digests[position + self.lookahead]
-        waiting = self.pending.get(key, ())
-        return key in block.claims or any(entry.block is block for entry in waiting)
+    def hashed(self, live: Live) -> int:
+        """Return how many tokens have hashes, which may look ahead."""
+        return len(live.tokens) - self.lookahead
 
-    def key(self, live: Live, block: Block, position: int, moved_from: Block | None = None) -> None:
-        """Enter a key for the first ``position`` tokens once this step has completed."""
-        if not self.is_keyed(live, block, position):
-            key, claim = live.digests[position + self.lookahead], live.digests[position]
-            entry = Pending(live, block, key, Claim(position, claim), moved_from)
-            self.pending.setdefault(key, []).append(entry)
+    def cacheable(self, end: int) -> int:
+        """Return up to where a query's end may be keyed: where hits land, and what they drop."""
+        if self.hits_inside:
+            return end
+        whole = end // self.whole * self.whole
+        return min(end, whole + self.b) if self.drop and whole else whole
+
+    def key(self, live: Live, block: Block, position: int) -> None:
+        """Make the block findable under the first ``position`` tokens of the request."""
+        key, claim = live.digests[position + self.lookahead], live.digests[position]
+        self._enter(Entry(live, block, key, Claim(position, claim), None))
+
+    def key_full(self, live: Live, block: Block, position: int) -> None:
+        """Key a block that is full now; what it was findable under before goes."""
+        self.unkey(live, block)
+        self.key(live, block, position)
+
+    def key_part(self, live: Live, block: Block, position: int) -> bool:
+        """Key a block inside, besides its end; return whether that was not done already."""
+        new = live.digests[position + self.lookahead] not in block.claims
+        if new:
+            self.key(live, block, position)
+        return new
 
     def unkey(self, live: Live, block: Block) -> None:
-        """Take every key from the block, those of this step too."""
-        self._keep_pending(lambda entry: entry.block is not block)
+        """Take every key from the block."""
+        if not block.claims:
+            return
+        now = {entry.key for entry in self.entries if entry.block is block}
+        self.entries = [entry for entry in self.entries if entry.block is not block]
         for key in list(block.claims):
             claim = self.index.remove(block, key)
-            self.log.add(Unkeyed, live, self.number, block.id, claim.position)
+            if key not in now:
+                self.log.add(Unkeyed, live, self.number, block.id, claim.position)
 
-    def publish(self) -> list[Pending]:
-        """Enter this step's keys and return them."""
-        entered = []
-        for waiting in self.pending.values():
-            for entry in waiting:
-                source = entry.moved_from
-                if source is not None:
-                    self.index.remove(source, entry.key)
-                    self.log.add(Unkeyed, entry.live, self.number, source.id, entry.claim.position)
-                self.index.enter(entry.block, entry.key, entry.claim)
-                self.log.add(Keyed, entry.live, self.number, entry.block.id, entry.claim.position)
-                entered.append(entry)
-        self.pending.clear()
-        return entered
+    def move_keys(self, live: Live, source: Block, target: Block) -> None:
+        """Let every key of one block lead to another, which a copy will fill."""
+        for key in list(source.claims):
+            claim = self.index.remove(source, key)
+            self._enter(Entry(live, target, key, claim, source))
+
+    def _enter(self, entry: Entry) -> None:
+        self.index.enter(entry.block, entry.key, entry.claim)
+        self.entries.append(entry)
+
+    def publish(self) -> list[Entry]:
+        """Report this step's keys: what they promise has been computed now."""
+        if not self.entries:
+            return []
+        entries, self.entries = self.entries, []
+        for live, block, _, claim, source in entries:
+            if source is not None:
+                self.log.add(Unkeyed, live, self.number, source.id, claim.position)
+            self.log.add(Keyed, live, self.number, block.id, claim.position)
+        return entries
 
     def withdraw(self, live: Live) -> None:
-        """Forget what an aborted request would have published in this step."""
-        self._keep_pending(lambda entry: entry.live is not live)
+        """Take back what an aborted request keyed and would have copied in this step."""
+        for entry in reversed(self.entries):
+            if entry.live is live:
+                self.index.remove(entry.block, entry.key)
+                if entry.moved_from is not None:
+                    self.index.enter(entry.moved_from, entry.key, entry.claim)
+        self.entries = [entry for entry in self.entries if entry.live is not live]
+        for copy in [copy for copy in self.copies if copy[0] is live]:
+            self.copies.remove(copy)
+            self.release(live, copy[1:])
 
-    def _keep_pending(self, stays: Callable[[Pending], bool]) -> None:
-        kept = {key: list(filter(stays, waiting)) for key, waiting in self.pending.items()}
-        self.pending = {key: waiting for key, waiting in kept.items() if waiting}
+    # -- blocks
 
     def take(self, live: Live, column: int, role: Role) -> Block:
         """Take a block from the pool for a column of the request's row."""
@@ -217,271 +252,24 @@ class Group:
         self.log.add(Allocated, live, self.number, column, block.id, role)
         return block
 
-    def release(self, live: Live, block: Block) -> None:
-        """Let go of a block; the null block is nobody's."""
-        if block is not self.pool.null and self.pool.release(block):
+    def release(self, live: Live, blocks: Iterable[Block]) -> None:
+        """Let go of blocks in one call; the null block is nobody's."""
+        null = self.pool.null
+        for block in self.pool.release(block for block in blocks if block is not null):
             self.log.add(Freed, live, block.id)
 
     def free(self, live: Live) -> None:
         """Let go of the whole row, last block first: it is evicted before the earlier ones."""
-        for block in reversed(live.rows[self.number].blocks):
-            self.release(live, block)
+        self.release(live, reversed(live.rows[self.number].blocks))
 
+    def move_to_a_copy(self, live: Live, column: int) -> None:
+        """Let a resumed request work on a copy of the block that its hit ends inside of.
 
-class AttentionGroup(Group):
-    """The attention cache: every computed multiple of h gets a key, and hits share its blocks."""
-
-    def longest(self, live: Live, bound: int) -> int:
-        """Return the longest hit of at most ``bound`` tokens, one unit less under drop."""
-        digest, ahead = live.digests, self.lookahead
-        bound = min(bound, len(live.tokens) - ahead)
-        hit = 0
-        while hit + self.B <= bound and self.known(digest[hit + self.B + ahead]):
-            hit += self.B
-        inside = range(min(hit + self.B - self.h, bound // self.h * self.h), hit, -self.h)
-        hit = next((n for n in inside if self.known(digest[n + ahead])), hit)
-        return max(hit // self.U * self.U - (self.U if self.drop else 0), 0)
-
-    def hit_blocks(self, live: Live, hit: int) -> list[Block] | None:
-        """Return the blocks of a hit, or None if bytes are not there before the step ends."""
-        ends = (min(start + self.B, hit) for start in range(0, hit, self.B))
-        return found([self.find(live.digests[end + self.lookahead]) for end in ends])
-
-    def need(self, live: Live, end: int, hits: Sequence[Block]) -> int:
-        """Return how many blocks of the pool a query that ends at ``end`` takes."""
-        held = len(live.rows[0].blocks) + len(hits)
-        return max(-(-end // self.B) - held, 0) + sum(not block.refs for block in hits)
-
-    def allocate(self, live: Live, end: int, hits: Sequence[Block]) -> None:
-        """Extend the row to ``end`` tokens, after the blocks of a hit."""
-        row = live.rows[0]
-        for block in hits:
-            self.pool.share(block)
-        if hits:
-            row.blocks.extend(hits)
-            row.cached = live.computed
-        for column in range(len(row.blocks), -(-end // self.B)):
-            row.blocks.append(self.take(live, column, "attention"))
-
-    def cache(self, live: Live, end: int) -> None:
-        """Key every multiple of h that has been computed and hashed."""
-        row, h = live.rows[0], self.h
-        hashed = min(end, len(live.tokens) - self.lookahead)
-        for position in range(row.cached // h * h + h, hashed + 1, h):
-            self.key(live, row.blocks[(position - 1) // self.B], position)
-            row.cached = position
-
-
-class RecurrentGroup(Group):
-    """One recurrent cache group: a row is null but for the states that are still needed."""
-
-    def __init__(self, number: int, settings: Settings, pool: Pool, log: Log) -> None:
-        super().__init__(number, settings, pool, log)
-        self.settings = settings
-        self.splitter = settings.splitter
-        self.variant = self.splitter.variant
-        self.drafts = settings.speculative_tokens
-        self.grid = settings.hit_grid
-        self.copies: list[tuple[Live, Block, Block]] = []  # before this step's forward pass
-        self.sources: list[tuple[Live, Block]] = []  # what those copies read or leave behind
-
-    # -- lookup
-
-    def positions(self, live: Live, bound: int) -> set[int]:
-        """Return every position up to ``bound`` with a key: one state holds a whole prefix."""
-        digest, ahead = live.digests, self.lookahead
-        bound = min(bound, len(live.tokens) - ahead)
-        return {n for n in range(self.grid, bound + 1, self.grid) if self.known(digest[n + ahead])}
-
-    def state(self, live: Live, hit: int) -> Block | None:
-        """Return the block to resume from, or None if it is written in this very step."""
-        return self.find(live.digests[hit + self.lookahead])
-
-    # -- allocation
-
-    def copies_on_write(self, live: Live, hit: Block | None) -> bool:
-        """Return whether the request's next block must be a private copy, or leave one behind."""
-        inside = hit is not None and live.computed % self.B != 0
-        return inside or live.rows[self.number].tail is not None
-
-    def reserve(self, live: Live, end: int) -> tuple[int, int] | None:
-        """Return position and column of the checkpoint that a query to ``end`` will write."""
-        start, prefill_end = live.computed, live.prefill_end
-        if end - start <= self.h or (self.settings.retention == 0 and end < prefill_end):
-            return None
-        query = self.splitter.query(start, end, prefill_end, end)
-        if not self.variant.writes_inside(query):
-            return None
-        row, column = live.rows[self.number], checkpoint_column(query)
-        held = len(row.blocks)
-        spare = (
-            column >= held
-            or row.blocks[column] is self.pool.null
-            or (row.allocated and column >= held - self.drafts)
-        )
-        return (query.position, column) if column >= 0 and spare else None
-
-    def need(self, live: Live, end: int, hit: Block | None, *, estimate: bool = False) -> int:
-        """Return how many blocks a query to ``end`` takes; note its checkpoint, unless estimating.
-
-        ``hit`` is the block that the request resumes from in this step.
+        Block and copy are held until the step's copies are done: see `Simulation`.
         """
         row = live.rows[self.number]
-        held = len(row.blocks) + (0 if hit is None else (live.computed - 1) // self.B + 1)
-        copies = self.copies_on_write(live, hit)
-        checkpoint = self.reserve(live, end)
-        new = -(-end // self.B) + self.drafts - held
-        if copies:
-            new = max(new, 0) + 1
-        if new > 0:
-            first = 0 if row.allocated else self.drafts
-            new = min(new, 1 + copies + (checkpoint is not None) + first)
-        if not estimate:
-            row.checkpoint = checkpoint
-        return max(new, 0) + (hit is not None and not hit.refs)
-
-    def allocate(self, live: Live, end: int, hit: Block | None) -> None:
-        """Extend the row to ``end`` tokens: nulls, the checkpoint, the running state, scratch."""
-        row, null = live.rows[self.number], self.pool.null
-        blocks, first = row.blocks, not row.allocated
-        copies = self.copies_on_write(live, hit)
-        if hit is not None:
-            column = (live.computed - 1) // self.B
-            blocks.extend([null] * column)
-            blocks.append(hit)
-            self.pool.share(hit)
-            row.cached, row.retired = live.computed // self.B, column
-        row.allocated, row.reserved = True, None
-        held, width = len(blocks), -(-end // self.B) + self.drafts
-        running = width - self.drafts - 1
-        reserved = row.checkpoint[1] if row.checkpoint else -1
-        if width <= held and not copies and reserved < 0:
-            return
-        if copies:
-            self._copy_on_write(live, row, first)
-        skipped = running - (reserved >= 0)
-        blocks.extend([null] * (skipped - held))
-        if not first:
-            for column in range(held - self.drafts, min(held, skipped)):
-                self._place(live, len(blocks), running, reserved, blocks[column])
-                blocks[column] = null
-        while len(blocks) < width:
-            self._place(live, len(blocks), running, reserved, None)
-        if reserved >= 0:
-            if blocks[reserved] is null:
-                blocks[reserved] = self.take(live, reserved, "checkpoint")
-            row.reserved = blocks[reserved]
-
-    def _place(
-        self, live: Live, column: int, running: int, reserved: int, scratch: Block | None
-    ) -> None:
-        """Append a block to the row: old scratch that moves here, or a new one."""
-        role: Role = "speculative"
-        if column <= running:
-            role = "checkpoint" if column == reserved else "running"
-        if scratch is None:
-            scratch = self.take(live, column, role)
-        else:
-            self.log.add(Allocated, live, self.number, column, scratch.id, role)
-        live.rows[self.number].blocks.append(scratch)
-
-    def _copy_on_write(self, live: Live, row: Row, first: bool) -> None:
-        """Leave a keyed state behind: a resumed request moves to a copy, a producer's key does."""
-        column = (live.computed - 1) // self.B
-        kept = row.blocks[column]
-        copy = self.take(live, column, "copy")
-        self.copies.append((live, kept, copy))
-        if first:
-            row.blocks[column] = copy
-            self.sources.append((live, kept))
-        else:
-            assert row.tail is not None
-            if row.tail in kept.claims:
-                self.key(live, copy, kept.claims[row.tail].position, moved_from=kept)
-            self.sources.append((live, copy))  # findable, but nobody's
-        row.tail = None
-
-    def retire(self, live: Live) -> None:
-        """Let go of every state before the last computed token's column."""
-        row, last = live.rows[self.number], (live.computed - 1) // self.B
-        for column in range(last - 1, row.retired - 1, -1):
-            block = row.blocks[column]
-            if block is not self.pool.null:
-                row.blocks[column] = self.pool.null
-                self.release(live, block)
-        row.retired = max(row.retired, last)
-
-    # -- keys
-
-    def keeps(self, live: Live, column: int) -> bool:
-        """Return whether retention keeps the full block in this column."""
-        interval = self.settings.retention
-        if interval is None or column in live.keeps:
-            return True
-        return interval > 0 and (column + 1) % (interval // self.B) == 0
-
-    def may_key(self, block: Block) -> bool:
-        """Return whether a block can carry a key at all: the null block cannot."""
-        return block is not self.pool.null
-
-    def cache(self, live: Live, end: int, query: Query) -> None:
-        """Key what retention keeps of the full blocks, then the checkpoint or the chunk's end.
-
-        ``end`` counts known tokens only, ``query`` may end in drafts.
-        """
-        row = live.rows[self.number]
-        hashed = len(live.tokens) - self.lookahead
-        full = min(end, hashed) // self.B
-        for column in range(row.cached, full):
-            block = row.blocks[column]
-            if (
-                self.may_key(block)
-                and self.keeps(live, column)
-                and self.variant.keys_block(column, query)
-            ):
-                self.key(live, block, (column + 1) * self.B)
-        row.cached = max(row.cached, full)
-        if row.checkpoint is not None:
-            self._key_checkpoint(live, row, *row.checkpoint)
-        elif end % self.h == 0 and end <= hashed:
-            self._key_end(live, row, end)
-
-    def _prompt_position(self, live: Live, unit: int) -> int:
-        return self.variant.position(live.prompt, unit, self.drop, self.lookahead)
-
-    def _key_checkpoint(self, live: Live, row: Row, position: int, column: int) -> None:
-        block = row.blocks[column]
-        retained = position % self.B == 0 and self.keeps(live, position // self.B - 1)
-        prompt = position == self._prompt_position(live, self.U)
-        hashed = position + self.lookahead <= len(live.tokens)
-        if not hashed or not (prompt or retained or position == live.junction):
-            self.unkey(live, block)  # transient: the state overwrites it
-            return
-        if not self.is_keyed(live, block, position):
-            self.unkey(live, block)
-            self.key(live, block, position)
-
-    def _key_end(self, live: Live, row: Row, end: int) -> None:
-        at_junction = (
-            self.settings.shared_prefix_checkpoint
-            and live.computed < end == live.junction <= live.prompt
-        )
-        if not (at_junction or end == self._prompt_position(live, self.h)):
-            return
-        block = row.blocks[-(-end // self.B) - 1]
-        if self.may_key(block) and not self.is_keyed(live, block, end):
-            self.key(live, block, end)
-            if end % self.B:
-                row.tail = live.digests[end + self.lookahead]
-
-    def withdraw(self, live: Live) -> None:
-        """Forget what an aborted request would have copied and published in this step."""
-        super().withdraw(live)
-        self.copies = [entry for entry in self.copies if entry[0] is not live]
-
-    def end_step(self) -> None:
-        """Let go of what this step's copies have read or left behind."""
-        for live, block in self.sources:
-            self.release(live, block)
-        self.sources.clear()
-        self.copies.clear()
+        source = row.blocks[column]
+        row.blocks[column] = copy = self.take(live, column, "copy")
+        copy.refs += 1
+        self.copies.append((live, source, copy))
+        row.shared = None

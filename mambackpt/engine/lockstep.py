@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from mambackpt.engine.blocks import Block, Claim, Content
-from mambackpt.engine.groups import Live, Pending, RecurrentGroup
+from mambackpt.engine.groups import Entry, Live
+from mambackpt.engine.recurrent import RecurrentGroup
 
 # The gravest first: what reaches an output, what will, what wastes a block.
 Kind: TypeAlias = Literal[
@@ -116,7 +117,7 @@ class Lockstep:
         self,
         step: int,
         scheduled: Iterable[Live],
-        published: Iterable[tuple[RecurrentGroup, list[Pending]]],
+        published: Iterable[tuple[RecurrentGroup, list[Entry]]],
     ) -> None:
         """Compare this step's reservations, writes and keys with each other."""
         for live in scheduled:

@@ -80,7 +80,11 @@ class Settings:
     junctions) or R (also one per R tokens). ``budget`` is the limit of one step; ``budgets``, where
     given, is what the steps offer, in a cycle. ``pool_blocks`` counts usable blocks of all groups
     together (None: no evictions). ``cache_hit_alignment_tokens`` defaults to the hash unit, the
-    value of an engine with hits inside a block. ``recurrence=True`` computes numbers beneath.
+    value of an engine with hits inside a block. ``attention_block_size`` defaults to the Mamba
+    block, which is what the engine runs. ``num_lookahead_tokens`` are attention slots that a query
+    takes beyond its end: as many as drafts, where the drafter has an attention cache of its own.
+    ``shared_prefix_checkpoint`` acts under the drop only, ``long_prefill_threshold`` only while
+    more than one request is known. ``recurrence=True`` computes numbers beneath.
     Raises CheckpointTypeError or CheckpointValueError for sizes that contradict each other.
     """
 
@@ -89,11 +93,13 @@ class Settings:
     checkpoint_alignment: int | None = 16
     internal_checkpoints: bool = True
     cache_hit_alignment_tokens: int | None = None
+    attention_block_size: int | None = None
     drop_eagle_block: bool = False
     num_hash_lookahead_tokens: int = 0
     retention: int | None = 0
     shared_prefix_checkpoint: bool = False
     speculative_tokens: int = 0
+    num_lookahead_tokens: int = 0
     recurrent_groups: int = 1
     budget: int = 8192
     budgets: Sequence[int] = ()
@@ -109,6 +115,7 @@ class Settings:
         checked_int("max_running", self.max_running, unit="requests")
         checked_int("recurrent_groups", self.recurrent_groups, unit="groups")
         checked_int("speculative_tokens", self.speculative_tokens, least=0)
+        checked_int("num_lookahead_tokens", self.num_lookahead_tokens, least=0)
         if self.pool_blocks is not None:
             checked_int("pool_blocks", self.pool_blocks, unit="blocks")
         find_variant(self.variant)
@@ -119,6 +126,12 @@ class Settings:
                     f"budgets offers {offered} tokens with a budget of {self.budget}; expected "
                     f"offers within the limit of one step. Try budget={offered}."
                 )
+        attention, B, h = self.attention_block, self.mamba_block_size, self.hash_block_size
+        if B % attention or attention % h:
+            raise CheckpointValueError(
+                f"attention_block_size is {attention} with blocks of {B} and hash units of {h}; "
+                f"expected a multiple of the unit that divides the block. Try {B} or {h}."
+            )
         if self.speculative_tokens >= self.mamba_block_size:
             raise CheckpointValueError(
                 f"speculative_tokens is {self.speculative_tokens} with a block of "
@@ -143,6 +156,19 @@ class Settings:
         )
 
     @property
+    def attention_block(self) -> int:
+        """Tokens per block of the attention group."""
+        if self.attention_block_size is None:
+            return self.mamba_block_size
+        return checked_int("attention_block_size", self.attention_block_size)
+
+    @property
+    def keeps_junctions(self) -> bool:
+        """Whether a state is kept at a junction inside a block: never without the drop."""
+        g = self.geometry
+        return self.shared_prefix_checkpoint and g.drop_eagle_block and g.U < g.M
+
+    @property
     def hit_grid(self) -> int:
         """Every hit is a multiple of this: the alignment inside a block, else whole blocks."""
         g = self.geometry
@@ -161,6 +187,6 @@ class Settings:
             self.geometry,
             min(limit, self.long_prefill_threshold or limit),
             internal_checkpoints=self.internal_checkpoints,
-            shared_prefix_checkpoint=self.shared_prefix_checkpoint,
+            shared_prefix_checkpoint=self.keeps_junctions,
             variant=find_variant(self.variant),
         )

@@ -8,73 +8,33 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from mambackpt.engine.attention import AttentionGroup
 from mambackpt.engine.blocks import Block, Pool
 from mambackpt.engine.events import (
     Aborted,
-    Allocated,
     Deferred,
     Event,
     Finished,
+    Freed,
     Hit,
     Preempted,
     Scheduled,
 )
 from mambackpt.engine.groups import (
-    AttentionGroup,
     Live,
     Log,
-    RecurrentGroup,
     found,
     joint_hit,
     junction,
     replay_boundaries,
 )
-from mambackpt.engine.lockstep import Counts, Lockstep, Violation, holds
+from mambackpt.engine.lockstep import Counts, Lockstep, Violation
+from mambackpt.engine.recurrent import RecurrentGroup
 from mambackpt.engine.settings import Request, Settings
+from mambackpt.engine.snapshots import Snapshot, take_snapshot
 from mambackpt.engine.variants import Query
 from mambackpt.engine.worker import Worker
 from mambackpt.errors import CheckpointValueError
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One column of a row: its block, why it is there, what it really holds and is found under.
-
-    ``held`` counts the tokens whose state the block contains (None: never written), ``keyed`` the
-    positions that its keys promise; ``right`` is False where a key and the content differ.
-    """
-
-    column: int
-    block: int
-    role: str
-    held: int | None
-    keyed: tuple[int, ...]
-    right: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """A request's block-table row in one recurrent group after a step; nulls are not cells."""
-
-    request: str
-    group: int
-    computed: int
-    width: int
-    running: int
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """One step as a picture: its events, the rows of the requests in it, and the cached blocks.
-
-    ``cached`` holds the findable blocks of the recurrent groups that no row shows, oldest first.
-    """
-
-    step: int
-    events: tuple[Event, ...]
-    rows: tuple[TableRow, ...]
-    cached: tuple[Cell, ...]
 
 
 @dataclass(slots=True)
@@ -122,7 +82,7 @@ class Simulation:
         self.counts = Counts()
         self.log = Log()
         self.pool = Pool(settings.pool_blocks)
-        self.attention = AttentionGroup(0, settings, self.pool, self.log)
+        self.attention = AttentionGroup(settings, self.pool, self.log)
         numbers = range(1, settings.recurrent_groups + 1)
         self.recurrent = [RecurrentGroup(n, settings, self.pool, self.log) for n in numbers]
         self.lockstep = Lockstep(self.recurrent, self.counts)
@@ -131,8 +91,12 @@ class Simulation:
         self.waiting: deque[Live] = deque()
         self.running: list[Live] = []
         self.scheduled: list[tuple[Live, Query]] = []
+        self.batch: tuple[Live, ...] = ()  # what ran or waited its turn in this step, in order
+        self.copies: list[tuple[Block, Block]] = []  # this step's, of all groups
+        self._threshold = 0  # of long prefills, in this step
+        self._ongoing: list[Live] = []  # what runs on in this step
         self._splitter = settings.splitter
-        self._drop = settings.geometry.drop_eagle_block
+        self._geometry, self._block = settings.geometry, settings.scheduler_block
         self._arrivals = iter(requests)
         self._next = next(self._arrivals, None)
 
@@ -151,6 +115,7 @@ class Simulation:
             self.log.step, self.log.events = number, []
             self.counts.steps += 1
             self._schedule(number)
+            self.batch = tuple(self.running)
             self._abort(number)
             self.lockstep.check_restores(number)
             self.worker.compute(self.scheduled)
@@ -192,6 +157,7 @@ class Simulation:
         preempted = [live for live in self.running if number in live.request.preempt_at]
         for live in preempted:
             self._preempt(live)
+        self._threshold = self.settings.long_prefill_threshold if self._others_wait(number) else 0
         place = 0
         while place < len(self.running) and budget > 0:
             live = self.running[place]
@@ -208,6 +174,7 @@ class Simulation:
                 else:
                     budget -= end - live.computed
             place += 1
+        self._ongoing = [live for live, _ in self.scheduled]
         while self.waiting and budget > 0 and not preempted:
             if len(self.running) >= self.settings.max_running:
                 break
@@ -217,14 +184,18 @@ class Simulation:
             self.running.append(self.waiting.popleft())
             budget -= used
 
+    def _others_wait(self, number: int) -> bool:
+        """Return whether more than one request is known: a threshold keeps none from starving."""
+        arrived = self._next is not None and self._next.arrival <= number
+        return len(self.running) + len(self.waiting) + arrived > 1
+
     def _next_end(self, live: Live, budget: int) -> int:
         """Return where a query of at most so many tokens ends; its start means not in this step."""
         known = len(live.tokens)
-        if live.computed >= live.prefill_end:
-            rest = min(1 + self.settings.speculative_tokens, live.total - 1 - live.computed)
-        else:
-            rest = known - live.computed
-        offered = min(rest, budget, self.settings.long_prefill_threshold or budget)
+        rest = known - live.computed
+        if live.decodes_now or live.padded:
+            rest = 1 + self.settings.speculative_tokens
+        offered = min(rest, budget, self._threshold or budget)
         end = self._splitter.end(
             live.computed, offered, prompt=live.prompt, num_tokens=known, junction=live.junction
         )
@@ -235,20 +206,21 @@ class Simulation:
     def _start(self, live: Live, budget: int) -> int:
         """Look up, and schedule the first query of a waiting request; return its tokens."""
         bound = len(live.tokens) - 1
-        reach = self.attention.longest(live, bound)
+        reach, blocks = self.attention.longest(live, bound)
         groups, unit = self.recurrent, self.recurrent[0].grid
-        positions = [group.positions(live, bound) for group in groups]
+        positions = [group.positions(live, reach) for group in groups]
         hit = joint_hit([range(unit, reach + 1, unit), *positions])
-        hits = self.attention.hit_blocks(live, hit)
-        states = found([group.state(live, hit) for group in groups if hit])
-        if hits is None or states is None:
+        hits = blocks[: -(-hit // self.attention.b)]
+        states = found([group.find(live, hit) for group in groups if hit])
+        assert states is not None  # every group has a key there
+        if any(map(RecurrentGroup.comes_this_step, groups, states)):
             self.log.add(Deferred, live, "its hit is written in this very step")
             return 0
         live.computed = hit
         live.junction = junction([reach], hit)
         live.keeps = self._kept_columns(live)
-        end = self._next_end(live, budget)
-        whole = max(end, len(live.tokens))
+        end = self._first_end(live, budget)
+        whole = len(live.tokens)
         ready = end > hit and (
             self._fits(live, whole, hits, states, estimate=True)
             and self._fits(live, end, hits, states)
@@ -267,12 +239,32 @@ class Simulation:
         self._allocate(live, end, hits, states)
         return end - hit
 
+    def _first_end(self, live: Live, budget: int) -> int:
+        """Return where the first query ends; one token is padded to the size of a decode step.
+
+        Not beside a prefill that runs on, and not for the first request of an empty cache.
+        """
+        drafts = self.settings.speculative_tokens
+        live.padded = (
+            drafts > 0
+            and live.computed == len(live.tokens) - 1
+            and all(other.decodes_now for other in self._ongoing)
+            and (bool(self._ongoing) or live.computed > 0)
+        )
+        if live.padded and budget < 1 + drafts:
+            self.log.add(Deferred, live, "no room for its drafts in this step")
+            return live.computed
+        end = self._next_end(live, budget)
+        if live.padded and live.computed < end != live.computed + 1 + drafts:
+            live.padded, end = False, live.computed + 1
+        return end
+
     def _kept_columns(self, live: Live) -> frozenset[int]:
         """Return the columns of the boundaries that every retention keeps."""
-        B, U = self.settings.mamba_block_size, self.settings.geometry.U
-        kept = list(replay_boundaries(live.prompt, self.settings.scheduler_block, self._drop))
+        B, U, drop = self._geometry.M, self._geometry.U, self._geometry.drop_eagle_block
+        kept = list(replay_boundaries(live.prompt, self._block, drop))
         if live.junction:
-            kept += [live.junction, live.junction - B] if self._drop else [live.junction]
+            kept += [live.junction, live.junction - B] if drop else [live.junction]
         return frozenset(boundary // U * U // B - 1 for boundary in kept)
 
     def _extend(self, live: Live, end: int) -> bool:
@@ -293,7 +285,8 @@ class Simulation:
         *,
         estimate: bool = False,
     ) -> bool:
-        needed = self.attention.need(live, end, hits)
+        ahead = 0 if estimate else self.settings.num_lookahead_tokens
+        needed = self.attention.need(live, end + ahead, hits)
         for n, group in enumerate(self.recurrent):
             needed += group.need(live, end, states[n] if states else None, estimate=estimate)
         return self.pool.has(needed)
@@ -304,9 +297,13 @@ class Simulation:
         start, known = live.computed, min(end, len(live.tokens))
         self.log.add(Scheduled, live, start, end)
         query = self._splitter.query(start, end, live.prefill_end, end)
-        self.attention.allocate(live, end, hits)
-        for n, group in enumerate(self.recurrent):
-            group.allocate(live, end, states[n] if states else None)
+        if not live.rows[0].blocks:
+            self.attention.adopt(live, hits)
+            for group, state in zip(self.recurrent, states, strict=False):
+                group.adopt(live, state)
+        self.attention.allocate(live, end + self.settings.num_lookahead_tokens)
+        for group in self.recurrent:
+            group.allocate(live, end)
         self.attention.cache(live, known)
         for group in self.recurrent:
             group.cache(live, known, query)
@@ -346,17 +343,39 @@ class Simulation:
 
     def _publish(self) -> None:
         """Enter the step's keys, check it, and let finished requests go."""
+        if self.settings.speculative_tokens:
+            self._cache_accepted()
         self.attention.publish()
         published = [(group, group.publish()) for group in self.recurrent]
         lives = [live for live, _ in self.scheduled]
         self.lockstep.check_step(self.log.step, lives, published)
-        for group in self.recurrent:
-            group.end_step()
+        self._let_go_of_copies()
         for live in lives:
             if len(live.tokens) == live.total:
                 self.log.add(Finished, live)
                 self._drop_blocks(live)
         self.counts.evictions = self.log.evicted
+
+    def _cache_accepted(self) -> None:
+        """Key what accepted drafts have filled, in the step that accepts them."""
+        for live, query in self.scheduled:
+            if live.decodes_now:
+                self.attention.cache(live, live.computed)
+                for group in self.recurrent:
+                    group.cache(live, live.computed, query)
+
+    def _let_go_of_copies(self) -> None:
+        """Let go of what the step's copies read and wrote, of all groups in one call."""
+        groups = (self.attention, *self.recurrent)
+        copies = [copy for group in groups for copy in group.copies]
+        self.copies = [(source, target) for _, source, target in copies]
+        if not copies:
+            return
+        holders = {block: live for live, *ends in copies for block in ends}
+        for block in self.pool.release(block for _, *ends in copies for block in ends):
+            self.log.add(Freed, holders[block], block.id)
+        for group in groups:
+            group.copies.clear()
 
     def _refuse_to_wait(self) -> None:
         live = (self.running or self.waiting)[0]
@@ -377,62 +396,10 @@ class Simulation:
             f"Try {2 * (self.settings.pool_blocks or 1)}."
         )
 
-    # -- pictures
-
     def snapshot(self, events: tuple[Event, ...]) -> Snapshot:
         """Return the state after the step that caused these events, as a picture."""
-        copies = {e.block for e in events if isinstance(e, Allocated) and e.role == "copy"}
         lives = dict.fromkeys([*self.running, *(live for live, _ in self.scheduled)])
-        rows = []
-        shown: set[Block] = set()
-        for live in lives:
-            for group in self.recurrent:
-                row = live.rows[group.number]
-                cells = []
-                for column, block in enumerate(row.blocks):
-                    if block is not self.pool.null:
-                        role = _role(block, column, live.running, row.reserved, copies)
-                        cells.append(_cell(block, column, role))
-                        shown.add(block)
-                rows.append(
-                    TableRow(
-                        live.name,
-                        group.number,
-                        live.computed,
-                        len(row.blocks),
-                        live.running,
-                        tuple(cells),
-                    )
-                )
-        cached = [
-            _cell(block, (claim.position - 1) // group.B, "cached")
-            for group in self.recurrent
-            for block, claim in group.index
-            if block not in shown
-        ]
-        return Snapshot(self.log.step, events, tuple(rows), tuple(cached))
-
-
-def _role(block: Block, column: int, running: int, reserved: Block | None, copies: set[int]) -> str:
-    if block is reserved:
-        return "checkpoint"
-    if column == running:
-        return "running"
-    if column > running:
-        return "speculative"
-    return "copy" if block.id in copies else "kept"
-
-
-def _cell(block: Block, column: int, role: str) -> Cell:
-    claims = sorted(block.claims.values())
-    return Cell(
-        column,
-        block.id,
-        role,
-        block.content.tokens if block.content else None,
-        tuple(claim.position for claim in claims),
-        all(holds(block.content, claim) for claim in claims),
-    )
+        return take_snapshot(self.log.step, events, tuple(lives), self.recurrent)
 
 
 def simulate(requests: Iterable[Request], settings: Settings | None = None) -> Run:

@@ -101,9 +101,9 @@ def chunk_ends(
 
     All sizes are in tokens. The prefill resumes at ``start`` and is known to share a prefix up to
     ``junction`` with an earlier request (0: none). ``step_limit`` is the scheduler's own limit per
-    step (default: the budget), ``long_prefill_threshold`` a lower one for long prompts (0: off),
-    ``num_tokens`` the known tokens of a request that was preempted while it decoded (default: the
-    prompt). Hits inside a block are on where ``hash_block_size < mamba_block_size``.
+    step (default: the budget), ``long_prefill_threshold`` a lower one while other requests are
+    there (0: off), ``num_tokens`` the known tokens of a request that was preempted while it decoded
+    (default: the prompt). Hits inside a block are on where ``hash_block_size < mamba_block_size``.
     Raises CheckpointTypeError or CheckpointValueError for impossible sizes, and for a budget that
     reaches no boundary of a block that the limit has room for: the request would wait for ever.
     Rule of vllm 0.33.0.

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from mambackpt.engine.blocks import NO_TOKENS, Block, Content, digests, extend
 from mambackpt.engine.events import Copied, Written
-from mambackpt.engine.groups import Live, Log, RecurrentGroup, checkpoint_column
+from mambackpt.engine.groups import Live, Log, checkpoint_column
 from mambackpt.engine.lockstep import Lockstep
 from mambackpt.engine.recurrence import PRIME, Recurrence, State
+from mambackpt.engine.recurrent import RecurrentGroup
 from mambackpt.engine.settings import Settings
 from mambackpt.engine.variants import Query, find_variant
 
@@ -87,7 +88,8 @@ class Worker:
             contents[n] = self._advance(live, n, contents[n], at, known)
             self._write(live, group, live.running, known, contents[n])
         live.computed, live.accepted = known, 1
-        if known < len(live.tokens):
+        live.decodes_now = known == len(live.tokens)
+        if not live.decodes_now:
             return
         self._sample(live, contents)
         if end > known:
@@ -119,8 +121,11 @@ class Worker:
     def _verify_drafts(self, live: Live, contents: list[Content], known: int, end: int) -> None:
         """Compute the draft tokens [known, end), one state each, and keep the accepted ones."""
         cycle = live.request.accepted
-        accepted = min(cycle[live.decodes % len(cycle)], end - known)
-        live.decodes += 1
+        accepted = min(cycle[live.decodes % len(cycle)], end - known, live.total - len(live.tokens))
+        if live.padded:  # nobody made these drafts
+            accepted, live.padded = 0, False
+        else:
+            live.decodes += 1
         for place in range(known, end):
             right = place < known + accepted
             for n, group in enumerate(self.groups):

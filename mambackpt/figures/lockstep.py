@@ -25,8 +25,8 @@ def wrong_restores(seeds: int = 30) -> dict[str, dict[str, Counts]]:
     >>> list(counts)[:2], list(counts["vllm-0.33"])
     (['vllm-0.33', 'without checkpoints'], ['R = 0', 'R = 0, drop', 'dense', 'dense, drop'])
 
-    One request at a time, a pool without evictions, 300 tokens per step, blocks of 64 tokens, hash
-    units of 16.
+    One request at a time, a pool without evictions, 300 tokens per step, blocks of 64 tokens, those
+    of attention too, hash units of 16.
     """
     histories = [branching_chats(seed) for seed in range(seeds)]
     fixes = [name for name in VARIANTS if not name.startswith("vllm")]
@@ -71,7 +71,10 @@ def draw_wrong_restores() -> Drawing:
         f"{name}: " + ", ".join(f"{c} {w}" for c, w in zip(columns, row, strict=True))
         for name, row in zip(rows, words, strict=True)
     )
-    alt = f"{finding} Wrong restores of all hits, on a CPU. {'; '.join(said)}."
+    alt = (
+        f"{finding} Wrong restores of all hits, on a CPU; the released scheduler itself takes the "
+        f"same steps there. {'; '.join(said)}."
+    )
     return Drawing(figure, finding, alt)
 
 

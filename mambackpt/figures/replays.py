@@ -12,6 +12,8 @@ from mambackpt.draw import (
     GREY,
     HIT,
     STATE,
+    bars_height,
+    draw_bars,
     draw_curves,
     draw_heatmap,
     left_margin,
@@ -385,3 +387,53 @@ def evictions(trace: Trace) -> Drawing:
         for name, row in zip(reuse, words, strict=True)
     )
     return Drawing(figure, finding, f"{finding} {'; '.join(said)}.")
+
+
+@replayed("reads-by-part")
+def reads_by_part(trace: Trace) -> Drawing:
+    """Whose states are read under a joined rule, in unlimited memory and in a pool."""
+    rule, model, block = "last+junction+chunk", "qwen3-next", least_block(trace)
+    [tokens] = pool_sizes(trace, [1 / 2])
+    runs = {
+        "unlimited memory": replay(trace, rule, block=block),
+        f"a pool of {_millions(tokens)} tokens": replay_in(
+            trace, rule, block=block, model=model, tokens=tokens
+        ),
+    }
+    shares = {
+        name: {part: 100 * count / max(sum(run.reads.values()), 1) for part, count in reads}
+        for name, run in runs.items()
+        for reads in [run.reads.items()]
+    }
+    unlimited, pooled = shares.values()
+    most, least = (
+        max(unlimited, key=unlimited.__getitem__),
+        min(unlimited, key=unlimited.__getitem__),
+    )
+    finding = (
+        f"'{most}' placed the states of {unlimited[most]:.1f} % of the reads, '{least}' of "
+        f"{unlimited[least]:.1f} %; in {list(shares)[1]} {pooled[most]:.1f} and "
+        f"{pooled[least]:.1f} %."
+    )
+    parts = list(unlimited)
+    heights = [bars_height(len(parts))] * len(runs)
+    figure, [*axes, notes] = sheet(finding, [*heights, 2], left=left_margin(parts))
+    chosen = [parts.index(most)]
+    for ax, (name, run) in zip(axes, runs.items(), strict=True):
+        row = [shares[name][part] for part in parts]
+        words = [
+            f"{share:.1f} % ({run.reads[part]:,})" for part, share in zip(parts, row, strict=True)
+        ]
+        draw_bars(ax, parts, row, unit=f"% of reads, {name}", words=words, highlight=chosen)
+    for ax in axes:
+        ax.set_xlim(0, max(ax.get_xlim()[1] for ax in axes))
+    _note(
+        notes,
+        f"A read: a request resumes after a state. '{rule}', blocks of {block:,}, {model}, "
+        f"{_asked(trace)}. {_ONE_AT_A_TIME}",
+    )
+    said = "; ".join(
+        f"in {name}: " + ", ".join(f"{part} {share:.1f} %" for part, share in row.items())
+        for name, row in shares.items()
+    )
+    return Drawing(figure, finding, f"{finding} Reads by the part of '{rule}', {said}.")

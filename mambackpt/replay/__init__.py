@@ -24,10 +24,22 @@ from mambackpt.replay.rules import (
     placement,
 )
 from mambackpt.replay.run import replay, replay_fast
+from mambackpt.replay.serve import ENGINES, Served, TokenRequest, serve_tokens
+from mambackpt.replay.serve.llama_cpp import LlamaCppSettings, serve_llama_cpp
+from mambackpt.replay.serve.stale import (
+    StaleReport,
+    StaleRestore,
+    check_states,
+    describe_prompts,
+    random_prompts,
+    watch_states,
+)
+from mambackpt.replay.serve.traces import replay_engine
 from mambackpt.replay.sweep import Sweep, sweep
 from mambackpt.replay.trace import Trace, TraceStatistics, describe_trace, trace_from_tokens
 
 __all__ = [
+    "ENGINES",
     "EVICTIONS",
     "GENERATORS",
     "LAYOUTS",
@@ -35,15 +47,22 @@ __all__ = [
     "RULES",
     "Case",
     "Lengths",
+    "LlamaCppSettings",
     "Match",
     "Options",
     "Replay",
     "Rule",
+    "Served",
     "Sizes",
     "Span",
+    "StaleReport",
+    "StaleRestore",
     "Sweep",
+    "TokenRequest",
     "Trace",
     "TraceStatistics",
+    "check_states",
+    "describe_prompts",
     "describe_trace",
     "example_trace",
     "expand_rows",
@@ -54,9 +73,14 @@ __all__ = [
     "load_trace",
     "optimal",
     "placement",
+    "random_prompts",
     "replay",
+    "replay_engine",
     "replay_fast",
     "replay_plainly",
+    "serve_llama_cpp",
+    "serve_tokens",
     "sweep",
     "trace_from_tokens",
+    "watch_states",
 ]

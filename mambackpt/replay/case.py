@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
-import numpy as np
-
 from mambackpt.errors import CheckpointValueError, checked_choice, checked_int
 from mambackpt.models import PRESETS
 from mambackpt.replay.rules import Place, Rule, Sizes, Span, get_rule
@@ -13,7 +11,10 @@ from mambackpt.replay.trace import Int64Array, Trace
 
 # attention, reused, written, evicted
 Columns: TypeAlias = tuple[Int64Array | list[int], ...]
-EVICTIONS = ("lru", "hit-node", "thinning", "flops", "flops-as-published")
+EVICTIONS = (
+    *("lru", "hit-node", "thinning", "even-gaps", "nearest-neighbour", "supersede", "frontier"),
+    *("flops", "flops-as-published"),
+)
 
 
 class ModelSizes(Protocol):
@@ -41,6 +42,15 @@ class Options(TypedDict, total=False):
     * "hit-node": a kept state that is there already is not refreshed, only the one that was hit;
     * "thinning": when a state is due in that order, the one goes that covers least: the fewest
       tokens past the state before it on its prefix;
+    * "even-gaps": when a state is due, the one goes whose loss leaves the shortest gap, from the
+      state before it on its prefix (or the start) to the nearest one after it; one with none after
+      it goes last;
+    * "nearest-neighbour": when a state is due, the one goes that has the fewest tokens to its
+      nearest neighbour: the state before it on its prefix (or the start), or one right after it;
+    * "supersede": the state that a request resumed after goes once the request has kept a deeper
+      one, unless states right after it lie on two paths; else as "lru";
+    * "frontier": when a state is due, one with exactly one state right after it goes; the newest
+      state of a path, and those where paths part, go where there is no other;
     * "flops", "flops-as-published": when a state is due, one with at most one state right after it
       goes, by recency plus FLOPs saved per byte (Marconi, arXiv 2411.19379).
     """
@@ -135,43 +145,22 @@ def _model_of(model: ModelSizes | str | None) -> ModelSizes | None:
     return model
 
 
-def whole_positions(positions: Sequence[Any]) -> list[Any]:
-    """What of a rule's answer counts tokens: whole numbers, arrays and spans of them.
-
-    >>> whole_positions([96, 48.0, Span(16, 64, 16), None])
-    [96, Span(first=16, last=64, step=16)]
-
-    The rest, a half prompt or True, is no token count and keeps nothing.
-    """
-    return [
-        position
-        for position in positions
-        if all(map(_counts, position if type(position) is Span else [position]))
-    ]
-
-
-def _counts(tokens: object) -> bool:
-    if isinstance(tokens, np.ndarray):
-        return tokens.dtype.kind in "iu"
-    return isinstance(tokens, int | np.integer) and not isinstance(tokens, bool)
-
-
-def depths_of(positions: Sequence[Any], grain: int, length: int) -> list[int]:
-    """The rule's positions as blocks of the request, deepest first; what it cannot name is left."""
+def depths_of(positions: Sequence[Any], grain: int, prompt: int) -> list[int]:
+    """The rule's positions as blocks of a prompt, deepest first; what lies beyond it is left."""
     depths: list[int] = []
     for position in positions:
-        if type(position) is int:
-            depths.append(position // grain)
-        elif type(position) is not Span:
-            depths += [int(tokens) // grain for tokens in whole_positions([position])]
-        elif all(map(_counts, position)):
-            first, last, step = position
-            if first % grain or step % grain:
-                depths += [p // grain for p in range(first, last + 1, step)]
-            else:
-                depths += range(first // grain, last // grain + 1, step // grain)
+        if type(position) is not Span:
+            if position <= prompt:
+                depths.append(position // grain)
+            continue
+        first, last, step = position
+        last = min(last, prompt)
+        if first % grain or step % grain:
+            depths += [p // grain for p in range(first, last + 1, step)]
+        else:
+            depths += range(first // grain, last // grain + 1, step // grain)
     if len(depths) > 1:
         depths = sorted(set(depths), reverse=True)
-    if depths and depths[-1] > 0 and depths[0] <= length:
+    if depths and depths[-1] > 0:
         return depths
-    return [depth for depth in depths if 0 < depth <= length]
+    return [depth for depth in depths if depth > 0]

@@ -16,6 +16,7 @@ from mambackpt.replay.case import EVICTIONS, Options
 from mambackpt.replay.files import LAYOUTS, load_trace
 from mambackpt.replay.generators import GENERATORS, PUBLIC_STATISTICS
 from mambackpt.replay.rules import RULES
+from mambackpt.replay.serve import command as serve_command
 from mambackpt.replay.sweep import Sweep, sweep
 from mambackpt.replay.trace import Trace, TraceStatistics, describe_trace
 
@@ -30,6 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("trace", help="a trace file, or a generator with a size, as in chat:2000")
     add("--rule", default="last+junction", help="such as last+junction,interval(4096)")
+    add("--engine", help="serve it as this engine does, with options of its own")
     add("--block", default="512", help="tokens between states, such as 512,2048")
     add("--model", help=f"whose bytes count, one of {', '.join(PRESETS)}")
     add("--pool", help="sizes of one pool for both, such as 320GB,1TB")
@@ -83,6 +85,8 @@ def _swept(args: argparse.Namespace, trace: Trace) -> Sweep:
 
 def main(argv: Sequence[str]) -> int:
     """Replay a trace file and print a table; the command ``python -m mambackpt replay``."""
+    if any(word.split("=")[0] == "--engine" for word in argv):
+        return serve_command.main(argv)
     args = _parser().parse_args(argv)
     trace, public = _trace_of(args)
     swept = _swept(args, trace)

@@ -41,7 +41,7 @@ def replay_plainly(case: Case, rows: Sequence[list[int]]) -> Columns:
         depths: list[int] = []
         if case.rule.states:
             positions = place(Lengths(prompt, output, message), match, case.sizes)
-            depths = _depths(positions, g, len(ids))
+            depths = _depths(positions, g, prompt)
         new, gone = store.keep(ids, hit if case.rule.states else 0, depths)
         attention.append(found)
         reused.append(hit * g if case.rule.states else found)
@@ -76,6 +76,7 @@ class _PlainPool:
         self.limit, self.state_limit = case.limit or 0, case.state_limit
         self.used = self.state_used = 0
         self.tree = None if case.eviction in ("lru", "hit-node") else _StateTree(case)
+        self.supersede = case.eviction == "supersede"
 
     def keep(self, ids: list[int], hit: int, depths: list[int]) -> tuple[int, int]:
         """Touch or insert deepest first, so that the root ends up most recent."""
@@ -112,7 +113,21 @@ class _PlainPool:
                 while self.state_used > self.state_limit:
                     self.state_used -= self._pop(states)
                     gone += 1
+        if self.supersede and hit and depths and depths[0] > hit:
+            gone += self._supersede(ids[hit - 1])
         return new, gone
+
+    def _supersede(self, state: int) -> int:
+        """Let a state go that a deeper one of the same request replaces; 1 if it does."""
+        tree = self.tree
+        if tree is None or state not in tree.used or len(tree.after[state]) > 1:
+            return 0
+        tree.remove(state)
+        if self.state_limit is None:
+            self.used -= self.states.pop(~state)
+        else:
+            self.state_used -= self.states.pop(~state)
+        return 1
 
     def _make_room(self) -> int:
         gone = 0
@@ -135,7 +150,7 @@ class _StateTree:
     def __init__(self, case: Case) -> None:
         self.grain = case.trace.grain
         self.costs = MarconiCosts(published=case.eviction == "flops-as-published")
-        self.thinning = case.eviction == "thinning"
+        self.eviction = case.eviction
         self.clock = 0
         self.path: dict[int, list[int]] = {}  # a request that has the state's block
         self.depth: dict[int, int] = {-1: 0}
@@ -166,32 +181,50 @@ class _StateTree:
             self._weigh(other)
 
     def pop(self) -> int:
-        """Remove and return the state that is worth least."""
-        if self.thinning:
-            state = min(self.used, key=lambda s: (self.worth[s], self.used[s]))
-        else:
+        """Remove and return the state that is due by this order of eviction."""
+        if self.eviction.startswith("flops"):
             candidates = [s for s in self.used if len(self.after[s]) <= 1]
             recency = _normalised([self.used[s] for s in candidates])
             saving = _normalised([self.worth[s] for s in candidates])
             state = candidates[int(np.argmin(recency + saving))]
+        else:
+            # Of equals the one goes that was used longest ago.
+            state = min(self.used, key=lambda s: (self._value(s), self.used[s]))
+        self.remove(state)
+        return state
+
+    def _value(self, state: int) -> float:
+        """What is lost with a state, by the other orders."""
+        depth, before = self.depth[state], self.depth[self.before[state]]
+        after = min((self.depth[other] for other in self.after[state]), default=np.inf)
+        if self.eviction == "thinning":
+            return depth - before
+        if self.eviction == "even-gaps":
+            return after - before
+        if self.eviction == "nearest-neighbour":
+            return min(depth - before, after - depth)
+        if self.eviction == "frontier":
+            return len(self.after[state]) != 1
+        return 0
+
+    def remove(self, state: int) -> None:
+        """Take a state out, and join those after it to the one before it."""
         before = self.before.pop(state)
         below = self.after.pop(state)
         self.after[before].remove(state)
         self.after[before] |= below
-        for table in (self.path, self.depth, self.used, self.worth):
+        for table in (self.path, self.depth, self.used):
             del table[state]
+        self.worth.pop(state, None)
         for other in below:
             self.before[other] = before
             self._weigh(other)
-        return state
 
     def _weigh(self, state: int) -> None:
-        length, parent = self.depth[state], self.depth[self.before[state]]
-        self.worth[state] = (
-            length - parent
-            if self.thinning
-            else self.costs.efficiency(length * self.grain, parent * self.grain)
-        )
+        """What its FLOPs are worth; they follow from the state before it alone."""
+        if self.eviction.startswith("flops"):
+            length, parent = self.depth[state], self.depth[self.before[state]]
+            self.worth[state] = self.costs.efficiency(length * self.grain, parent * self.grain)
 
 
 def _normalised(values: Sequence[float]) -> Any:
@@ -211,14 +244,10 @@ def expand_rows(trace: Trace) -> list[list[int]]:
     ]
 
 
-def _depths(positions: Positions, grain: int, length: int) -> list[int]:
-    """The blocks that end at or before each position of a rule, deepest first.
-
-    What is no whole number of tokens keeps nothing.
-    """
+def _depths(positions: Positions, grain: int, prompt: int) -> list[int]:
+    """The blocks that end at or before each position inside a prompt, deepest first."""
     depths: set[int] = set()
     for position in positions:
         first, last, step = position if isinstance(position, Span) else (position, position, 1)
-        if {type(n).__name__ for n in (first, last, step)} <= {"int", "int64", "int32", "uint64"}:
-            depths |= {int(tokens) // grain for tokens in range(first, last + 1, step)}
-    return sorted((depth for depth in depths if 0 < depth <= length), reverse=True)
+        depths |= {tokens // grain for tokens in range(first, min(last, prompt) + 1, step)}
+    return sorted((depth for depth in depths if depth > 0), reverse=True)

@@ -536,7 +536,7 @@ class _StateWalk:
         match.attention, match.joint = prefix, joint
         match.splits = self.splits[i] and whole
         positions = self.case.rule.place(request, match, self.case.sizes)
-        depths = depths_of(positions, trace.grain, length)
+        depths = depths_of(positions, trace.grain, request.prompt)
         keep = self.order.listed[i] = self.paths.blocks_at(self.paths.row[i + 1] - 1, depths)
         return keep, len(keep)
 

@@ -1,6 +1,6 @@
 """What a replay returns: totals, rates, and one entry per request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mambackpt.replay.trace import Int64Array
@@ -13,7 +13,8 @@ class Replay:
     Arrays with one entry per request, int64: ``prompt``, ``ceiling`` (tokens an unlimited
     attention cache would have reused), ``attention`` (tokens this one found), ``reused`` (tokens
     it resumed after), ``written`` (states newly written), ``evicted`` (states and attention
-    blocks). Rates are shares of 1, sizes bytes.
+    blocks). ``reads`` counts, for each part of the rule, the requests that resumed after a state
+    which it placed. Rates are shares of 1, sizes bytes.
     """
 
     trace: str
@@ -32,6 +33,7 @@ class Replay:
     reused: Int64Array
     written: Int64Array
     evicted: Int64Array
+    reads: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.prompt)

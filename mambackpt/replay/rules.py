@@ -21,13 +21,14 @@ computes with whole arrays of requests as well, which the fast replays use; it c
 import ast
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from math import lcm
 from typing import Any, NamedTuple, TypeAlias
 
-from mambackpt.errors import CheckpointValueError, checked_int
+from mambackpt.errors import CheckpointValueError, checked_choice, checked_int
 from mambackpt.planner import (
     get_mamba_prefill_checkpoint_position,
     is_mamba_prefill_checkpoint_valid,
@@ -288,6 +289,46 @@ def interval(request: Lengths, match: Match, settings: Sizes, *, every: int) -> 
     return [Span(every, request.prompt - 1, every), _last(request, settings)]
 
 
+def _lattice_set(*, budget: int) -> None:
+    checked_int("budget", budget, unit="positions")
+
+
+@placement("lattice", reads=(), check=_lattice_set)
+def lattice(request: Lengths, match: Match, settings: Sizes, *, budget: int) -> Positions:
+    """Keep all multiples of the least power of two that has at most ``budget`` inside the prompt.
+
+    Positions are absolute, so that prompts of any length share them. Source: public proposals; no
+    engine's default.
+    """
+    step = 1
+    while (request.prompt - 1) // step > budget:
+        step *= 2
+    return [Span(step, request.prompt - 1, step)]
+
+
+def _ladder_set(*, base: int, most: int) -> None:
+    checked_int("base", base)
+    checked_int("most", most, unit="positions")
+
+
+@placement("ladder", reads=(), check=_ladder_set)
+def ladder(request: Lengths, match: Match, settings: Sizes, *, base: int, most: int) -> Positions:
+    """Keep block boundaries whose least distance from the one before doubles from ``base`` on.
+
+    The first boundary at or beyond each least distance is kept, ``most`` of them. Source: public
+    proposals; no engine's default.
+    """
+    kept: list[int] = []
+    position, distance, B = 0, base, settings.block
+    while len(kept) < most:
+        position = -(-(position + distance) // B) * B
+        if position >= request.prompt:
+            break
+        kept.append(position)
+        distance *= 2
+    return kept
+
+
 @placement("internal")
 def internal(
     request: Lengths,
@@ -315,44 +356,80 @@ def internal(
     return [get_mamba_prefill_checkpoint_position(L, B, drop)]
 
 
-def _sglang_level(*, chunk: int, level: int) -> None:
+def sglang_extends(
+    L: int, h: int, branch: int, chunk: int, budget: int, buffered: bool = True
+) -> Iterator[tuple[int, int]]:
+    """Yield where each extend of SGLang's prefill keeps a state (0: nowhere), and where it ends.
+
+    >>> list(sglang_extends(1000, 64, 448, 64, 256))
+    [(320, 320), (448, 576), (832, 832), (960, 1000)]
+
+    L tokens of prompt are computed from the joint hit h on, ``budget`` at a time. Without buffers
+    to track states in (``buffered``) that is each extend's end.
+    """
+    s = h
+    while s < L:
+        e = min(s + budget, L)
+        position = s + (e - s) // chunk * chunk if buffered else e
+        if buffered and s < branch < e and (branch - s) % chunk == 0:
+            position = branch
+        yield position * (position > s), e
+        s = e
+
+
+SGLANG_STRATEGIES = ("extra_buffer", "no_buffer")
+
+
+def _sglang_set(*, chunk: int, interval: int, strategy: str) -> None:
     checked_int("chunk", chunk)
-    if level not in (2, 3):
-        raise CheckpointValueError(f"level is {level!r}; expected 2 or 3. Try 3.")
+    checked_int("interval", interval)
+    checked_choice("strategy", strategy, SGLANG_STRATEGIES)
 
 
-@placement("sglang", check=_sglang_level)
+@placement("sglang", check=_sglang_set)
 def sglang(
-    request: Lengths, match: Match, settings: Sizes, *, chunk: int = 64, level: int = 3
+    request: Lengths,
+    match: Match,
+    settings: Sizes,
+    *,
+    chunk: int = 64,
+    interval: int = 256,
+    strategy: str = "extra_buffer",
 ) -> Positions:
     """Keep one state per extend: its last kernel chunk's end, or the branching point inside it.
 
-    The budget cuts a prefill into extends; level 2 keeps forks and the request's end only. States
-    of decode steps (newest multiple of the track interval) are left out, as a trace has no ids for
-    outputs. Source: SGLang's Mamba radix cache, PR #11214 and #14792.
+    The budget cuts a prefill into extends. While tokens are decoded the newest multiple of the
+    track ``interval`` (on the chunk grid) is kept as well; with "no_buffer" it is each extend's end
+    and the last cached token's, and no fork. The cache around the rule is that of
+    ``serve_tokens(..., "sglang")``. Source: SGLang 0.5.23's radix cache, PR #11214 and #14792.
     """
-    start, kept = match.joint, []
+    L, buffered = request.prompt, strategy == "extra_buffer"
     branch = match.attention // chunk * chunk
-    while start < request.prompt:
-        end = min(start + settings.budget, request.prompt)
-        position = start + (end - start) // chunk * chunk
-        fork = start < branch < end and (branch - start) % chunk == 0
-        if (position > start or fork) and (level == 3 or fork or end == request.prompt):
-            kept.append(branch if fork else position)
-        start = end
-    return kept
+    extends = sglang_extends(L, match.joint, branch, chunk, settings.budget, buffered)
+    kept = [position for position, _ in extends if position]
+    end, grid = L + max(request.output, 1) - 1, lcm(chunk, interval)
+    decoded = end // grid * grid if buffered else end
+    return [*kept, *[decoded] * (decoded > L)]
 
 
 def _trtllm_set(
-    *, interval: int, from_start: Sequence[int], from_end: Sequence[int], branches: bool
+    *,
+    interval: int,
+    from_start: Sequence[int],
+    from_end: Sequence[int],
+    branches: bool,
+    tokens_per_block: int,
 ) -> None:
     checked_int("interval", interval, least=0)
+    checked_int("tokens_per_block", tokens_per_block)
     for offset in from_start:
         checked_int("from_start", offset)
     for offset in from_end:
         checked_int("from_end", offset, least=0)
     if not (interval or from_start or from_end or branches):
-        warnings.warn("trtllm without any snapshot setting keeps no state", stacklevel=4)
+        warnings.warn(
+            "trtllm without any snapshot setting keeps no state: reuse is disabled", stacklevel=4
+        )
 
 
 @placement("trtllm", check=_trtllm_set)
@@ -365,19 +442,25 @@ def trtllm(
     from_start: Sequence[int] = (),
     from_end: Sequence[int] = (),
     branches: bool = False,
+    tokens_per_block: int = 32,
 ) -> Positions:
     """Keep snapshots at an interval, at offsets from either end, and at branch points.
 
-    All in tokens, each optional; with nothing set reuse is off, with a warning. Source:
-    TensorRT-LLM's MambaStateConfig and PR #18272 (branch points).
+    All in tokens, each optional. A branch point is the attention hit cut to ``tokens_per_block``,
+    where it lies at least such a block beyond the joint hit. Where no point applies, the prompt's
+    end is kept; with nothing set reuse is disabled, with a warning. Source: TensorRT-LLM's
+    MambaStateConfig and PR #18272 (branch points), from its public tests.
     """
-    L = request.prompt
-    return [
+    if not (interval or from_start or from_end or branches):
+        return []
+    L, fork = request.prompt, match.attention // tokens_per_block * tokens_per_block
+    kept = {
         *(range(interval, L + 1, interval) if interval else ()),
         *(offset for offset in from_start if offset <= L),
         *(L - offset for offset in from_end if offset < L),
-        *((match.attention,) if branches and match.attention > match.joint else ()),
-    ]
+        *((fork,) if branches and fork - match.joint >= tokens_per_block else ()),
+    }
+    return sorted(kept or {L})
 
 
 @placement("marconi", eviction="flops-as-published")
@@ -396,29 +479,34 @@ def marconi_corrected(request: Lengths, match: Match, settings: Sizes) -> Positi
     return marconi(request, match, settings)
 
 
-def _llamacpp_set(*, n: int, gap: int) -> None:
-    checked_int("n", n)
-    checked_int("gap", gap, least=0)
+def _llamacpp_set(*, b: int, ub: int, n: int, cms: int) -> None:
+    checked_int("b", b)
+    checked_int("ub", ub)
+    checked_int("n", n, unit="checkpoints")
+    checked_int("cms", cms, least=0)
 
 
 @placement("llamacpp", check=_llamacpp_set)
 def llamacpp(
-    request: Lengths, match: Match, settings: Sizes, *, n: int = 32, gap: int = 8192
+    request: Lengths,
+    match: Match,
+    settings: Sizes,
+    *,
+    b: int = 2048,
+    ub: int = 512,
+    n: int = 32,
+    cms: int = 8192,
 ) -> Positions:
-    """Keep the newest n checkpoints, at least ``gap`` tokens apart unless before a user message.
+    """Keep L - min(b, 4 + ub), L - min(b, 4), the last user message's start, and the live end L.
 
-    Candidates are 516 and 4 tokens before the prompt's end and the start of the last user message;
-    where that is not known, every ``gap`` tokens instead. Restored only at the exact position.
-    Source: llama.cpp PR #15293 (n), #19408 (the prompt's end), #22929 (messages and the gap).
+    Batch b, micro-batch ub, the newest n checkpoints. ``cms`` is the least distance of earlier
+    messages, of which a trace does not tell; the last one and the end are exempt. A rule has
+    neither slots nor what they erase: `replay_engine` does. Source: llama.cpp's server, b10229 and
+    later.
     """
-    L, h = request.prompt, match.joint
-    regular = () if request.message else range(h + gap, L - 516, gap) if gap else ()
-    kept: list[int] = []
-    for position in sorted({*regular, request.message, L - 516, L - 4}):
-        before = kept[-1] if kept else h
-        if position > h and (not before or position == request.message or position >= before + gap):
-            kept.append(position)
-    return kept[-n:]
+    L = request.prompt
+    places = sorted({L - min(b, 4 + ub), L - min(b, 4), request.message})
+    return [*[position for position in places if position > match.joint][-n:], L]
 
 
 def optimal_positions(weights: Sequence[int], count: int) -> list[int]:

@@ -13,6 +13,7 @@ import numpy as np
 from mambackpt.replay.case import Case, Columns, Options
 from mambackpt.replay.plain import expand_rows, replay_plainly
 from mambackpt.replay.pools import walk_pool
+from mambackpt.replay.reads import count_reads
 from mambackpt.replay.result import Replay
 from mambackpt.replay.rules import Place, Rule
 from mambackpt.replay.trace import Trace
@@ -46,6 +47,7 @@ def replay(
         *(case.limit, case.state_limit, case.eviction),
         *(case.block_bytes // trace.grain, case.state_bytes),
         *(trace.prompt, trace.ceiling, attention, reused, written, evicted),
+        count_reads(case, attention, reused),
     )
 
 

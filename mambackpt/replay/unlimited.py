@@ -72,12 +72,12 @@ def places_of(trace: Trace, position: Any) -> tuple[Int64Array, Int64Array]:
     g, R = trace.grain, len(trace)
     if type(position) is not Span:
         depth = np.broadcast_to(position // g, R)
-        owner = np.flatnonzero((depth > 0) & (depth <= trace.length))
+        owner = np.flatnonzero((depth > 0) & (position <= trace.prompt))
         return owner, depth[owner]
     count = span_counts(trace, position)
     owner = np.repeat(np.arange(R), count)
     tokens = expand(np.broadcast_to(position.first, R), count, position.step)
-    inside = (tokens >= g) & (tokens // g <= trace.length[owner])
+    inside = (tokens >= g) & (tokens <= trace.prompt[owner])
     return owner[inside], tokens[inside] // g
 
 
@@ -147,8 +147,8 @@ def walk(case: Case) -> Columns:
     paths, held = trace.paths, bytearray(trace.size)  # 1 where the state after a block is kept
     found = (trace.ceiling - case.margin).clip(0)
     reused, written = [0] * R, [0] * R
-    columns = (found, trace.prompt, trace.output, trace.message, trace.length, trace.splits)
-    for i, (tokens, prompt, output, message, length, splits) in enumerate(
+    columns = (found, trace.prompt, trace.output, trace.message, trace.splits)
+    for i, (tokens, prompt, output, message, splits) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
         lo, run, hit = paths.row[i], paths.row[i + 1] - 1, 0
@@ -156,7 +156,7 @@ def walk(case: Case) -> Columns:
             hit, _ = paths.deepest(held, lo, run, tokens // g)
         match = Match(tokens, hit * g, splits)
         positions = case.rule.place(Lengths(prompt, output, message), match, case.sizes)
-        for block in paths.blocks_at(run, depths_of(positions, g, length)):
+        for block in paths.blocks_at(run, depths_of(positions, g, prompt)):
             written[i] += not held[block]
             held[block] = 1
         reused[i] = hit * g

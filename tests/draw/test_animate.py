@@ -243,8 +243,8 @@ def test_an_animation_opens_no_pyplot_figure_and_leaves_settings_alone() -> None
 
 
 def test_a_second_prompt_of_several_queries_is_told_by_where_it_resumed() -> None:
-    """Two queries of 16 and nothing kept: all 32 tokens are computed again."""
-    frames = sequence_frames(32, CacheGeometry(16, 64, None, 16, True), budget=64)
+    """Two queries and nothing kept, under the drop: all 100 tokens are computed again."""
+    frames = sequence_frames(100, CacheGeometry(64, 64, None, 64, True), budget=64)
     assert sequence_finding(frames) == (
-        "A second prompt of 32 tokens computes 32: no state of its prefix was kept."
+        "A second prompt of 100 tokens computes 100: no state of its prefix was kept."
     )

@@ -117,16 +117,16 @@ def test_a_resend_of_a_prompt_that_ends_on_a_boundary_hits_the_block_before(
 
 
 @pytest.mark.parametrize("internal", [True, False])
-def test_under_drop_a_longer_sibling_and_a_resend_resume_at_different_points(internal):
-    """128 tokens in blocks of 32: 96 for the sibling, 64 for the resend (P03, vllm PR #57444).
+def test_under_drop_a_resend_of_whole_blocks_resumes_where_a_longer_sibling_does(internal):
+    """128 tokens in blocks of 32 (P03, vllm PR #57444).
 
-    Only 96 was kept, so the resend finds nothing, stops at 64, and a second resend hits that.
+    A match may be one unit longer than a hit, so the resend resumes at 96, too.
     """
     prompt, sizes = tokens(128), whole(32, drop_eagle_block=True, internal_checkpoints=internal)
     sibling = Request("sibling", [*prompt, *tokens(40, 1)])
     assert hits(alone(Request("A", prompt), sibling, **sizes)) == {"sibling": 96}
     resends = alone(*(Request(name, prompt) for name in ("A", "B", "C")), **sizes)
-    assert hits(resends) == {"C": 64}
+    assert hits(resends) == {"B": 96, "C": 96}
 
 
 @pytest.mark.parametrize(("alignment", "reused"), [(1536, 43008), (12288, 36864)])
@@ -220,15 +220,17 @@ def test_admission_counts_the_private_copy():
     first, second = Request("first", tokens(40)), Request("second", [*tokens(40), 1, 2, 3])
     sizes = whole(64, 16, internal_checkpoints=False, max_running=1)
     run = simulate([first, second], Settings(**sizes))
-    # 43 tokens fit in one column: the shared attention block again, and the state's private copy.
+    # 43 tokens fit in one column: private copies of the attention block and of the state.
     taken = [e for e in run.events if isinstance(e, Allocated) and e.request == "second"]
-    assert (hits(run), [(e.group, e.role) for e in taken]) == ({"second": 32}, [(1, "copy")])
+    copies = [(0, "copy"), (1, "copy")]
+    assert (hits(run), [(e.group, e.role) for e in taken]) == ({"second": 32}, copies)
     simulation = Simulation([first], Settings(**sizes))
     list(simulation)
     group, live = simulation.recurrent[0], Live(second, 2)
     live.computed = 32
     # Of the pool it takes the block that is hit, which is free, and the copy.
-    assert group.need(live, 43, group.state(live, 32)) == 2
+    assert group.need(live, 43, group.find(live, 32)) == 2
+    assert simulation.attention.need(live, 43, simulation.attention.longest(live, 42).blocks) == 2
 
 
 def test_a_wrong_convolution_window_changes_the_first_outputs_after_a_resume():
@@ -361,6 +363,16 @@ def test_two_prompts_in_one_step_do_not_share_what_is_not_written():
     assert (wait.request, hit.request, hit.position) == ("B", "B", 3)
     assert hit.step == wait.step + 1
     assert run.violations == []
+
+
+def test_a_checkpoint_past_the_hashed_blocks_serves_nobody_in_its_own_step():
+    """Hashes that look two tokens ahead: 17 tokens have hashes up to 15, their checkpoint is 14."""
+    first = Request("first", tokens(17), [1500])
+    second = Request("second", [*first.history, 2000])
+    sizes = whole(8, 2, checkpoint_alignment=1, max_running=2, retention=None, budget=96)
+    run = simulate([first, second], Settings(**sizes, num_hash_lookahead_tokens=2))
+    assert run.violations == []
+    assert hits(run) == {"second": 14}
 
 
 def test_an_aborted_step_publishes_nothing():

@@ -79,6 +79,19 @@ def test_a_scratch_block_in_the_checkpoint_column_stays_and_the_other_moves():
     assert keys(run) == [(7, 384)]
 
 
+@pytest.mark.parametrize(("drop", "expected"), [(False, [64, 128]), (True, [64, 128, 192])])
+def test_under_drop_a_block_past_the_grid_of_hits_is_keyed_to_be_dropped_again(drop, expected):
+    """Hits on 128: without the drop nothing beyond a multiple of it can be hit."""
+    run = one(200, cache_hit_alignment_tokens=128, drop_eagle_block=drop)
+    assert [position for _, position in keys(run, group=0)] == expected
+
+
+def test_a_drafter_with_an_attention_cache_takes_slots_beyond_the_query():
+    """256 tokens and two slots ahead are five blocks of attention."""
+    run = one(speculative_tokens=2, num_lookahead_tokens=2, budget=256)
+    assert tables(run) == ["- - - 6 7 8", "- - - 6 - 8 7 11 12"]
+
+
 def test_dense_retention_keys_what_was_written_and_nothing_between():
     run = one(retention=None, budget=200)
     assert tables(run) == ["- 4 5", "- - 5 - 9 10", tables(run)[2]]
@@ -232,15 +245,23 @@ def test_the_second_sharer_keeps_the_junction_and_the_third_resumes_there(intern
 
 
 def test_a_shared_prefix_checkpoint_lies_on_the_junction_itself():
-    """Off, the junction of 208 is kept at the block before; on, at 208, inside the block."""
+    """Attention shares 224 tokens and drops 16: off, a block before 208 is kept; on, 208.
+
+    Without the drop the setting does nothing.
+    """
     first = Request("first", tokens(400))
-    for on, kept in ((False, 192), (True, 208)):
+    sizes = {"max_running": 1, "retention": 0, "internal_checkpoints": False}
+    for on, drop, kept in ((False, True, 192), (True, True, 208), (True, False, 192)):
         settings = Settings(
-            shared_prefix_checkpoint=on, max_running=1, retention=0, internal_checkpoints=False
+            shared_prefix_checkpoint=on,
+            drop_eagle_block=drop,
+            attention_block_size=16,
+            **sizes,
         )
-        run = simulate([first, *sharers("second", "third", shared=210)], settings)
+        second, third = sharers("second", "third", shared=225 if drop else 220)
+        run = simulate([first, second, third], settings)
         assert chunks(run, "second")[0] == kept
-        assert hits(run) == {"third": kept}
+        assert hits(run)["third"] == kept
         assert run.violations == []
 
 
@@ -260,8 +281,11 @@ def test_drafts_change_nothing_but_the_number_of_steps(accepted):
     assert any(position > 128 for _, position in written)
 
 
-def test_freed_blocks_are_reused_least_recently_freed_first_and_the_last_of_a_row_first():
-    """Rows of one request each: the next one takes what the first one freed, back to front."""
+def test_blocks_without_a_key_are_taken_first_and_then_the_unused_and_the_last_of_a_row():
+    """A request lets go of five blocks and three keys: 5 and 3 come back at once, then 6 and on.
+
+    Within a call the last block of a row goes first; of two calls the later one.
+    """
     requests = [Request(n, tokens(40, k)) for k, n in enumerate("ABC")]
     settings = Settings(mamba_block_size=16, hash_block_size=16, max_running=1, pool_blocks=10)
     run = simulate(requests, settings)
@@ -270,10 +294,10 @@ def test_freed_blocks_are_reused_least_recently_freed_first_and_the_last_of_a_ro
         if isinstance(event, Freed | Allocated):
             (freed if isinstance(event, Freed) else taken)[event.request].append(event.block)
     assert freed["A"] == [3, 2, 1, 5, 4]
-    assert taken["B"] == [6, 7, 8, 9, 10]
-    assert taken["C"] == freed["A"]
+    assert taken["B"] == [5, 3, 6, 7, 8]
+    assert taken["C"] == [8, 6, 9, 10, 2]
     evicted = [(e.group, e.block, e.position) for e in run.events if isinstance(e, Evicted)]
-    assert evicted == [(0, 2, 32), (0, 1, 16), (1, 4, 32)]
+    assert evicted == [(0, 2, 32)]
 
 
 def test_a_request_that_finds_no_room_waits_and_one_that_outgrows_the_pool_is_preempted():

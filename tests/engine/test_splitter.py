@@ -12,7 +12,9 @@ from mambackpt.engine.splitter import Splitter
 from mambackpt.errors import CheckpointTypeError, CheckpointValueError
 from mambackpt.geometry import CacheGeometry
 
-RECORDED = json.loads((Path(__file__).parent.parent / "data" / "split_vectors.json").read_text())
+DATA = Path(__file__).parent.parent / "data"
+RECORDED = json.loads((DATA / "split_vectors.json").read_text())
+AHEAD = json.loads((DATA / "split_vectors_ahead.json").read_text())
 
 
 def ends(prompt, block, unit=None, *, ckpt=None, budget=8192, **more):
@@ -38,6 +40,41 @@ def test_every_recorded_split_of_the_released_scheduler():
     for *values, expected in RECORDED["rows"]:
         given_in = dict(zip(RECORDED["inputs"], values, strict=True))
         assert chunk_ends(given_in.pop("prompt"), **given_in) == expected, given_in
+
+
+def test_every_recorded_split_with_hashes_that_look_ahead_and_of_replayed_outputs():
+    """Up to three tokens ahead, starts inside a block, and more tokens than the prompt has."""
+    assert len(AHEAD["rows"]) == 160
+    for *values, expected in AHEAD["rows"]:
+        given_in = dict(zip(AHEAD["inputs"], values, strict=True))
+        assert chunk_ends(given_in.pop("prompt"), **given_in) == expected, given_in
+
+
+@pytest.mark.parametrize(
+    ("prompt", "unit", "ahead", "expected"),
+    [
+        (130, 64, 0, [128, 130]),
+        (130, 64, 3, [64, 130]),
+        (114, 16, 0, [64, 112, 114]),
+        (114, 16, 3, [64, 96, 114]),
+    ],
+)
+def test_a_hash_that_looks_ahead_moves_the_last_boundary_and_the_tail(
+    prompt, unit, ahead, expected
+):
+    """Three tokens have to follow what is keyed: seen on the released splitter."""
+    assert ends(prompt, 64, unit, num_hash_lookahead_tokens=ahead) == expected
+
+
+def test_a_replay_runs_through_by_where_its_prefill_ends_and_not_by_its_tokens():
+    """4,097 tokens in blocks of 512: the prefill ends at 4,096, so its checkpoint is at 3,584.
+
+    From there nothing is gained inside, and the chunk stops at 4,096; of 4,098 tokens it is at
+    4,096 and the chunk runs through.
+    """
+    replay = {"start": 3584, "ckpt": 16}
+    assert ends(2000, 512, num_tokens=4097, **replay) == [4096, 4097]
+    assert ends(2000, 512, num_tokens=4098, **replay) == [4098]
 
 
 @pytest.mark.shared

@@ -27,8 +27,8 @@ import torch
 import triton
 import triton.language as tl
 
+from mambackpt import bench
 from mambackpt.course import check_function
-from mambackpt.bench import watch_program
 
 stride = 442_368
 

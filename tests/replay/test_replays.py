@@ -30,6 +30,7 @@ from mambackpt.replay.plain import expand_rows
 from mambackpt.replay.result import Replay
 from mambackpt.replay.rules import Lengths, Match, Rule, Sizes, Span, get_rule, optimal
 from mambackpt.replay.run import replay
+from mambackpt.replay.serve import serve_tokens
 from mambackpt.replay.sweep import Sweep, sweep
 from mambackpt.replay.trace import Trace, describe_trace, trace_from_tokens
 
@@ -293,7 +294,8 @@ def test_a_state_cannot_be_cut_back() -> None:
 RULES = [
     "attention", "none", "all", "last", "junction", "chunk", "last+junction",
     "last+junction+chunk", "interval(3)", "interval(4)+junction", "all+interval(5)",
-    "internal(hash_block=1, alignment=1)", "sglang(chunk=2)", "sglang(chunk=2, level=2)",
+    "internal(hash_block=1, alignment=1)", "sglang(2)", "sglang(2, strategy='no_buffer')",
+    "sglang(2, 4)", "lattice(3)", "ladder(2, 3)", "trtllm(3, branches=True, tokens_per_block=1)",
     "trtllm(3, [1], [0, 2], True)", "marconi", "llamacpp(2, 3)", "optimal(3)", "all+all",
 ]  # fmt: skip
 # Rules of a user's own, which take arrays too: a grid that may end above a hit, one that begins
@@ -303,6 +305,7 @@ OWN = [
     Rule("from-second", lambda q, m, s: [Span(2 * s.block, q.prompt - 1, s.block)], True, ()),
     Rule("near-end", lambda q, m, s: [q.prompt - 2], True, ()),
     Rule("at-hit", lambda q, m, s: [m.attention], True, ("attention",)),
+    Rule("beyond", lambda q, m, s: [q.prompt + 1, Span(3, q.prompt + 3, 3)], True, ()),
 ]
 MANY = settings(max_examples=max(1000, settings().max_examples))
 
@@ -533,6 +536,61 @@ def test_thinning_drops_the_state_that_covers_least() -> None:
     assert thin.reused.tolist() == [0, 0, 32, 4]
 
 
+def hits_in_a_pool(
+    states: int, prompts: list[list[int]], positions: list[int], eviction: str
+) -> list[int]:
+    """What each prompt reuses where so many states have room, and each keeps these positions."""
+    rule = Rule("some", lambda q, m, s: positions)
+    trace = trace_from_tokens(prompts, grain=4)
+    sizes = {"model": ModelBytes(1, 10), "pool_bytes": 10**6, "state_pool_bytes": 10 * states}
+    run = replay(trace, rule, block=4, eviction=eviction, **sizes)  # type: ignore[arg-type]
+    return run.reused.tolist()
+
+
+def test_even_gaps_drops_the_state_that_leaves_the_shortest_gap() -> None:
+    # States at 4, 8, 12 and 28, room for three: without 4 or 8 a gap of 8 tokens is left, without
+    # 12 one of 20. Of the two, 8 was used first. By tokens past the one before, all three are 4.
+    prompts = [[1] * 29, [1] * 13 + [2] * 9]
+    assert hits_in_a_pool(3, prompts, [4, 8, 12, 28], "even-gaps") == [0, 12]
+    assert hits_in_a_pool(3, prompts, [4, 8, 12, 28], "thinning") == [0, 8]
+
+
+def test_nearest_neighbour_drops_one_of_the_closest_pair() -> None:
+    # 8 and 12 lie four tokens apart, 32 lies twenty from them.
+    prompts = [[1] * 33, [1] * 33]
+    assert hits_in_a_pool(2, prompts, [8, 12, 32], "nearest-neighbour") == [0, 32]
+    assert hits_in_a_pool(2, prompts, [8, 12, 32], "lru") == [0, 12]
+
+
+def test_a_frontier_protects_the_newest_state_of_each_path_and_forks() -> None:
+    # Two paths part at 4; a third prompt's states at 4 and 8 are one too many.
+    one, other, third = [1] * 9, [1] * 4 + [2] * 5, [3] * 9
+    prompts = [one, other, third, one, third]
+    assert hits_in_a_pool(4, prompts, [4, 8], "frontier")[:4] == [0, 4, 0, 8]
+    assert hits_in_a_pool(4, prompts, [4, 8], "lru")[:4] == [0, 4, 0, 4]
+
+
+def test_a_new_state_supersedes_the_one_that_its_request_resumed_after() -> None:
+    first, longer, edited = [1] * 9, [1] * 17, [1] * 9 + [2] * 8
+    assert hits_in_a_pool(9, [first, longer, edited], [8, 16], "supersede") == [0, 8, 0]
+    assert hits_in_a_pool(9, [first, longer, edited], [8, 16], "lru") == [0, 8, 8]
+    # Where paths part after it, it stays.
+    parting = [longer, edited, [1] * 9 + [3] * 8]
+    assert hits_in_a_pool(9, parting, [8, 16], "supersede") == [0, 8, 8]
+
+
+def test_a_superseded_state_gives_its_bytes_back() -> None:
+    turns = [[1] * (8 * n + 1) for n in range(1, 12)]
+    trace = trace_from_tokens(turns, grain=4)
+    for own in (10, None):  # a pool of one state, or one for all
+        run = replay(
+            trace, "last", block=8, model=ModelBytes(1, 10), pool_bytes=1000,
+            state_pool_bytes=own, eviction="supersede",
+        )  # fmt: skip
+        assert run.evicted.tolist() == [0] + 10 * [1]
+        assert run.reused.tolist() == [8 * n for n in range(11)]
+
+
 def test_flops_per_byte_keeps_the_long_prefix() -> None:
     """Recency ties give way to what a state saves per byte (Marconi, arXiv 2411.19379)."""
     long, short = [1] * 4001, [[n] * 101 for n in range(2, 40)]
@@ -545,6 +603,8 @@ def test_flops_per_byte_keeps_the_long_prefix() -> None:
     }
     assert reused == {
         "lru": 0, "hit-node": 0, "thinning": 4000, "flops": 4000, "flops-as-published": 4000,
+        # One state a path: none stands between others, and only distance tells them apart.
+        "even-gaps": 0, "nearest-neighbour": 4000, "supersede": 0, "frontier": 0,
     }  # fmt: skip
 
 
@@ -764,3 +824,44 @@ def test_traces_rules_and_replay_load_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == []
+
+
+# --- public figures -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("prompt", "hit"), [(1072, 0), (2000, 0), (3000, 1072), (3500, 2144)])
+def test_internal_under_a_drop_gives_the_hits_seen_before_a_fix(prompt: int, hit: int) -> None:
+    """Blocks of 1,072, hash units of 67, EAGLE's drop: prompts sent again."""
+    trace = trace_from_tokens([range(prompt)] * 2, grain=1)
+    rule = "internal(hash_block=67, drop=True)"
+    assert replay(trace, rule, block=1072).reused.tolist() == [0, hit]
+
+
+# A public check of vllm: a prompt of 4,481 tokens, sent again three times.
+RETENTION = {
+    # unset is dense for hybrid models with EAGLE since 0.29: every step's end is kept
+    "unset": ("last+junction+chunk", 1600, 1600, [1600, 1600, 1600]),
+    # explicit 0: the last boundary, which a lookup that drops a block never finds, then the fork
+    "explicit 0": ("last+junction", 1600, 1600, [0, 1600, 1600]),
+    "without the drop": ("last+junction", 1600, 0, [3200, 3200, 3200]),
+    # a smaller block, as drafts take room in a state
+    "without drafts": ("last+junction", 1568, 0, [3136, 3136, 3136]),
+}
+
+
+@pytest.mark.parametrize("setting", RETENTION)
+def test_retention_gives_the_hits_of_the_public_check(setting: str) -> None:
+    rule, block, drop, hits = RETENTION[setting]
+    trace = trace_from_tokens([range(4481)] * 4, grain=1)
+    run = replay(trace, rule, block=block, lookup_margin=drop, budget=2048)
+    assert run.reused.tolist() == [0, *hits]
+
+
+def test_the_released_scheduler_keeps_what_a_shortened_lookup_finds() -> None:
+    """0.33 finds 1,600 at once, whatever retention is: it stops where the drop leads."""
+    for retention in (None, 0):
+        served = serve_tokens(
+            [range(4481)] * 4, "vllm",
+            block=1600, hash_block=1600, retention=retention, drop=True, budget=2048,
+        )  # fmt: skip
+        assert [one.reused for one in served] == [0, 1600, 1600, 1600]

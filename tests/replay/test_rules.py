@@ -30,7 +30,7 @@ def positions(
     rule: str, prompt: int, match: Match | None = None, block: int = 512, **more: int
 ) -> list[int]:
     """The positions of a rule that keep something, ascending."""
-    request = Lengths(prompt, message=more.pop("message", 0))
+    request = Lengths(prompt, more.pop("output", 0), more.pop("message", 0))
     answer = get_rule(rule).place(request, match or Match(), Sizes(block, **more))
     spans = [range(p.first, p.last + 1, p.step) if isinstance(p, Span) else [p] for p in answer]
     return sorted({p for span in spans for p in span if p > 0})
@@ -101,6 +101,23 @@ def test_a_drop_keeps_the_state_that_a_shortened_lookup_can_use() -> None:
     assert positions("last", 8901, block=2304) == [6912]
 
 
+def test_a_lattice_keeps_powers_of_two_within_its_budget() -> None:
+    # A public proposal's figures: 260,946 tokens.
+    assert positions("lattice(4)", 260_946) == [65_536, 131_072, 196_608]
+    assert positions("lattice(16)", 260_946) == [16_384 * n for n in range(1, 16)]
+    assert positions("lattice(4)", 5) == [1, 2, 3, 4]
+    assert positions("lattice(4)", 6) == [2, 4]
+
+
+def test_a_ladders_least_distance_doubles_with_depth() -> None:
+    assert positions("ladder(512, 9)", 10_000) == [512, 1536, 3584, 7680]
+    assert positions("ladder(512, 2)", 10_000) == [512, 1536]
+    # On the block grid each is the first boundary at its distance or beyond.
+    assert positions("ladder(500, 3)", 10_000) == [512, 1536, 3584]
+    assert positions("ladder(513, 2)", 10_000) == [1024, 2560]
+    assert positions("ladder(512, 9)", 512) == []
+
+
 def test_sglang_keeps_the_last_kernel_chunk_or_the_fork_in_it() -> None:
     assert positions("sglang", 1000) == [960]
     assert positions("sglang", 63) == []
@@ -109,24 +126,58 @@ def test_sglang_keeps_the_last_kernel_chunk_or_the_fork_in_it() -> None:
     assert positions("sglang", 1000, Match(700, 512)) == [640]
     # Off the chunk grid of this extend it does not.
     assert positions("sglang", 1000, Match(700, 500)) == [500 + 448]
-    # Every piece of a chunked prefill donates one; level 2 keeps forks and the end only.
+    # Every piece of a chunked prefill donates one, the fork in place of its piece's.
     assert positions("sglang", 20_000) == [8192, 16_384, 19_968]
-    assert positions("sglang(level=2)", 20_000) == [19_968]
-    assert positions("sglang(level=2)", 20_000, Match(9000, 0)) == [8960, 19_968]
-    with pytest.raises(CheckpointValueError, match="level is 1"):
-        get_rule("sglang(level=1)")
+    assert positions("sglang", 20_000, Match(9000, 0)) == [8192, 8960, 19_968]
+
+
+def test_sglang_keeps_the_newest_track_interval_of_decoding() -> None:
+    assert positions("sglang", 500, output=400) == [448, 768]
+    assert positions("sglang(chunk=4, interval=6)", 20, output=100) == [20, 108]
+    # The last token out is never computed from, so 256 takes 57 tokens after 200.
+    assert positions("sglang", 200, output=56) == [192]
+    assert positions("sglang", 200, output=57) == [192, 256]
+
+
+def test_sglang_without_buffers_keeps_ends_and_no_forks() -> None:
+    rule = "sglang(strategy='no_buffer')"
+    assert positions(rule, 1000, Match(999, 0)) == [1000]
+    assert positions(rule, 601, output=8) == [601, 608]
+    assert positions(rule, 1000, budget=400) == [400, 800, 1000]
+    with pytest.raises(CheckpointValueError, match="strategy is 'lazy'"):
+        get_rule("sglang(strategy='lazy')")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"), [(150, [64, 128, 150]), (128, [64, 106, 128]), (32, [10, 32])]
+)
+def test_trtllms_public_vectors(prompt: int, expected: list[int]) -> None:
+    rule = "trtllm(64, from_start=[128, 999], from_end=[0, 22, 999])"
+    assert positions(rule, prompt) == expected
 
 
 def test_trtllm_combines_what_is_set() -> None:
     assert positions("trtllm(interval=1000)", 2500) == [1000, 2000]
     assert positions("trtllm(from_start=[300, 9000])", 2500) == [300]
     assert positions("trtllm(from_end=[0, 500, 3000])", 2500) == [2000, 2500]
-    assert positions("trtllm(branches=True)", 2500, Match(700, 300)) == [700]
-    assert positions("trtllm(branches=True)", 2500, Match(700, 700)) == []
+
+
+def test_trtllm_keeps_the_prompts_end_where_no_point_applies() -> None:
+    assert positions("trtllm(interval=8192)", 5000) == [5000]
+    assert positions("trtllm(from_start=[9000])", 5000) == [5000]
+    assert positions("trtllm(branches=True)", 5000, Match(700, 700)) == [5000]
+
+
+def test_trtllm_cuts_forks_to_its_blocks_and_keeps_them_a_block_beyond_the_hit() -> None:
+    rule = "trtllm(branches=True)"
+    assert positions(rule, 5000, Match(3001, 0)) == [2976]
+    assert positions(rule, 5000, Match(3001, 2944)) == [2976]
+    assert positions(rule, 5000, Match(3001, 2945)) == [5000]
+    assert positions("trtllm(branches=True, tokens_per_block=64)", 5000, Match(3001, 0)) == [2944]
 
 
 def test_trtllm_with_nothing_set_warns_that_reuse_is_off() -> None:
-    with pytest.warns(UserWarning, match="keeps no state"):
+    with pytest.warns(UserWarning, match="keeps no state: reuse is disabled"):
         rule = get_rule("trtllm")
     assert rule.place(Lengths(5000), Match(), Sizes(512)) == []
 
@@ -137,15 +188,27 @@ def test_marconi_keeps_the_new_interior_node_and_the_end(rule: str) -> None:
     assert positions(rule, 5000, Match(2048, 0, splits=False)) == [4608]
 
 
-def test_llamacpp_keeps_its_distance_except_before_a_message() -> None:
-    # The first one is free; 516 and 4 tokens before the end are too close together for both.
-    assert positions("llamacpp", 5000) == [4484]
-    assert positions("llamacpp", 5000, message=4900) == [4484, 4900]
-    assert positions("llamacpp", 9000, Match(4484, 4484), message=8500) == [8500]
-    # Where no message is known, every gap.
-    assert positions("llamacpp(gap=1000)", 5000) == [1000, 2000, 3000, 4000]
-    assert positions("llamacpp(n=2, gap=900)", 5000) == [3600, 4996]
-    assert positions("llamacpp", 400) == [396]
+@pytest.mark.parametrize(
+    ("rule", "L", "kept"),
+    [
+        ("llamacpp", 14_252, [13_736, 14_248, 14_252]),
+        ("llamacpp", 10_000, [9_484, 9_996, 10_000]),
+        ("llamacpp(ub=2048)", 10_000, [7_952, 9_996, 10_000]),
+        ("llamacpp(4096, 2048)", 10_000, [7_948, 9_996, 10_000]),
+        ("llamacpp(cms=32)", 10_000, [9_484, 9_996, 10_000]),
+        ("llamacpp(n=1)", 10_000, [9_996, 10_000]),
+        ("llamacpp", 400, [396, 400]),
+    ],
+)
+def test_llamacpp_keeps_two_points_near_the_end_and_the_live_end(
+    rule: str, L: int, kept: list[int]
+) -> None:
+    assert positions(rule, L) == kept
+
+
+def test_llamacpp_keeps_the_last_message_wherever_it_begins() -> None:
+    assert positions("llamacpp", 5000, message=4900) == [4484, 4900, 4996, 5000]
+    assert positions("llamacpp", 9000, Match(4484, 4484), message=4000) == [8484, 8996, 9000]
 
 
 @given(
@@ -197,9 +260,15 @@ def test_a_rule_is_one_function_and_joins_with_others() -> None:
         ("interval(1.5)", "every is 1.5"),
         ("interval(4, 5)", "arguments that interval does not take; expected every"),
         ("last(4)", "expected none"),
-        ("sglang(piece=3)", "expected chunk, level"),
+        ("sglang(piece=3)", "expected chunk, interval, strategy"),
         ("trtllm(from_start=[0])", "from_start is 0"),
+        ("trtllm(64, tokens_per_block=0)", "tokens_per_block is 0"),
+        ("lattice", "lacks budget"),
+        ("lattice(0)", "budget is 0"),
+        ("ladder(512)", "lacks most"),
+        ("ladder(0, 4)", "base is 0"),
         ("llamacpp(n=0)", "n is 0"),
+        ("llamacpp(gap=100)", "llamacpp does not take; expected b, ub, n, cms"),
         ("interval(len)", "expected names joined"),
         ("last-junction", "rule is 'last - junction'"),
     ],
@@ -209,9 +278,17 @@ def test_a_name_that_is_no_rule_is_refused_with_what_is(name: str, message: str)
         get_rule(name)
 
 
+ARGUED = {
+    "interval": "interval(64)",
+    "trtllm": "trtllm(64)",
+    "lattice": "lattice(4)",
+    "ladder": "ladder(64, 4)",
+}
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_cites_its_source_and_travels_to_another_process(name: str) -> None:
-    rule = get_rule({"interval": "interval(64)", "trtllm": "trtllm(64)"}.get(name, name))
+    rule = get_rule(ARGUED.get(name, name))
     text = rule.place.func.__doc__ or ""  # type: ignore[attr-defined]
     assert name == "attention" or "Source:" in text or "`marconi`" in text
     copy = pickle.loads(pickle.dumps(rule))

@@ -1,0 +1,1 @@
+"""Scripts for engines' own environments: they import nothing of this kit."""
