@@ -395,9 +395,26 @@ class _States(_Order):
         hit = self.hits[k]
         return keep if hit < 0 or (self.refresh and hit in keep) else [hit, *keep]
 
-    def use_states(self, i: int, keep: list[int]) -> None:
-        """Request i keeps states of which some are there already, and none is due."""
+    def known(self, keep: list[int], oldest: int, bound: int) -> tuple[int, int]:
+        """How many of these states are there already, and the earliest user, or ``bound``."""
+        users = [k for k in map(self.user.__getitem__, keep) if k >= oldest]
+        return len(users), min(bound, *users) if users else bound
+
+    def use_hit(self, i: int, state: int) -> None:
+        """Request i uses the state that it hit."""
+        self.states[self.user[state]] -= 1
+        self.states[i] = 1
+        self.user[state], self.hits[i] = i, state
+
+    def use_states(self, i: int, keep: list[int], all_new: bool) -> None:
+        """Request i keeps states of which none is due, and some may be there already."""
         user, states, oldest = self.user, self.states, self.front
+        if all_new:
+            for block in keep:
+                self.has_state[block] = 1
+                user[block] = i
+            states[i] += len(keep)
+            return
         for block in keep:
             k = user[block]
             if k < oldest:
@@ -549,9 +566,8 @@ def _walk_states(case: Case) -> Columns:
     S = 0 if own_pool else case.state_bytes
     row, base, first = paths.row, paths.base, paths.first
     low, count, block_user = order.blocks.low, order.blocks.count, order.blocks.user
-    has_state, user, states, find = order.has_state, order.user, order.states, order.has_state.rfind
-    evict, take_over, hits = order.evict, order.blocks.take_over, order.hits
-    attention = walk.prefix.tolist()
+    user, find, take_over = order.user, order.has_state.rfind, order.blocks.take_over
+    evict, attention = order.evict, walk.prefix.tolist()
     reused, written, evicted = [0] * R, [0] * R, [0] * R
     used = oldest = to = 0
     for i, (length, shared, prefix, fork, run, end, guess, joint_guess, upto, seen) in enumerate(
@@ -580,38 +596,25 @@ def _walk_states(case: Case) -> Columns:
             keep, seen = walk.keep_of(i, length, prefix, joint, cached == shared)
         new = len(keep)
         if seen:
-            for block in keep:
-                k = user[block]
-                if k >= oldest:
-                    new -= 1
-                    if k < bound:
-                        bound = k
+            known, bound = order.known(keep, oldest, bound)
+            new -= known
         # As in a grid: all that is due at once, where nothing of this request is.
         over = used + (length - cached) * size + new * S - limit
         if over > 0:
             over = evict(over, bound)
-            oldest = oldest if own_pool else order.front
         count[i] = length
         one_by_one = over > 0 or own_pool
         if one_by_one:
             over, _ = order.evict_path(over - new * S, order.blocks, i, row[i + 1] - 1, cached)
-            oldest = oldest if own_pool else order.front
-        used = limit + over
+        used, oldest = limit + over, oldest if own_pool else order.front
         if shared:
             take_over(i, block_user[fork], shared)
         if state >= 0 and user[state] >= oldest:
-            states[user[state]] -= 1
-            states[i] = 1
-            user[state], hits[i] = i, state
+            order.use_hit(i, state)
         if one_by_one:
             new, over = order.keep_states(i, keep, over)
             used, oldest = limit + over, order.oldest if own_pool else order.front
-        elif new == len(keep):
-            for block in keep:
-                has_state[block] = 1
-                user[block] = i
-            states[i] += new
         else:
-            order.use_states(i, keep)
+            order.use_states(i, keep, new == len(keep))
         written[i], evicted[i] = new, order.gone
     return attention, reused, written, evicted

@@ -805,7 +805,6 @@ def test_the_command_reads_a_file_and_uses_processes(
         (["chat:-5"], "chat:SIZE is '-5'"),
         (["chat:1e3"], "chat:SIZE is '1e3'"),
         (["chat:"], "chat:SIZE is ''"),
-        (["chat:0"], "chat:SIZE is '0'"),
         (["chat", "--grain", "0"], "--grain is '0'"),
         (["chat", "--model", "kimi-k3", "--pool", "20"], "--pool is '20'.* Try --pool 20GB"),
         (["chat", "--model", "kimi-k3", "--pool", "infGB"], "--pool is 'infGB'"),
