@@ -12,8 +12,7 @@ from mambackpt.bench.record import Benchmark, Timing, record_environment
 from mambackpt.errors import CheckpointValueError
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run ``bench export``, ``planner`` or ``replay`` and print a table; exit status 0."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mambackpt bench", description=__doc__.split("\n")[0])
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="{export,planner,replay}")
     export = kinds.add_parser("export", help="ours and every baseline, beside one contiguous copy")
@@ -35,7 +34,12 @@ def main(argv: Sequence[str]) -> int:
         kind.add_argument("--runs", type=int, default=runs, help="samples per timing [%(default)s]")
     for kind in (export, planner):
         kind.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``bench export``, ``planner`` or ``replay`` and print a table; exit status 0."""
+    args = _parser().parse_args(argv)
     if args.runs < 2:
         raise CheckpointValueError(f"--runs is {args.runs}; expected at least 2. Try 11.")
 
