@@ -4,8 +4,46 @@ from dataclasses import replace
 
 import pytest
 
-from mambackpt.course import invariant_cases, judge_variant, keeps_promises, keyed_blocks
+from mambackpt.course import (
+    check_answer,
+    check_function,
+    invariant_cases,
+    judge_variant,
+    keeps_promises,
+    keyed_blocks,
+)
 from mambackpt.engine import Settings, Simulation, branching_chats, find_variant
+from mambackpt.errors import CheckpointError
+
+
+def test_an_answer_is_open_wrong_or_right() -> None:
+    assert check_answer(..., 3, hint="Count.").right is None
+    wrong = check_answer(4, 3, hint="Count.")
+    assert wrong.right is False
+    assert wrong.sentence == "Not yet: 4. Count."
+    assert "3" not in wrong.sentence  # the answer is not given away
+    assert check_answer(3, 3, hint="Count.").right is True
+    assert check_answer(True, 1, hint="Count.").right is False
+    assert not check_answer(..., 3, hint="Count.")
+
+
+def test_a_function_is_checked_up_to_the_first_case_that_differs() -> None:
+    cases = [(7, 4), (8, 4), (9, 4)]
+
+    def truth(n: int, unit: int) -> int:
+        return (n - 1) // unit * unit
+
+    assert check_function(lambda n, u: ..., truth, cases).right is None
+    verdict = check_function(lambda n, u: n // u * u, truth, cases)
+    assert verdict.right is False
+    assert "(8, 4)" in verdict.sentence
+    assert check_function(truth, truth, cases).right is True
+
+
+def test_a_check_that_could_not_fail_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="at least one"):
+        check_function(abs, abs, [])
+
 
 CHATS = Settings(max_running=1, budget=300)
 SEEDS = (2, 3)

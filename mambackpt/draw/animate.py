@@ -19,11 +19,10 @@ from typing import Any, BinaryIO, cast
 
 from matplotlib.animation import FuncAnimation, HTMLWriter
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mambackpt.draw.lanes import Column, Lane, Lanes, Mark, Role, draw_lanes, lanes_height
-from mambackpt.draw.sheet import left_margin, sheet, style
+from mambackpt.draw.sheet import Drawing, left_margin, sheet, style
 from mambackpt.draw.show import figure_png
 from mambackpt.engine import (
     Allocated,
@@ -43,15 +42,15 @@ from mambackpt.engine import (
 from mambackpt.errors import CheckpointValueError, checked_int
 from mambackpt.geometry import CacheGeometry
 
-MOST_FRAMES = 40
-MOST_MEGABYTES = 0.5
+_MOST_FRAMES = 40
+_MOST_MEGABYTES = 0.5
 _CAPTION_LINES = 2
 _GROUP = 1  # the first recurrent group; the others move alike
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One step of an animation: a lane, the sentence that goes with it, and its weight.
+    """One picture of an animation: a lane, the sentence that goes with it, and its weight.
 
     A filmstrip shows frames of weight 2 (a lookup, a query's end) first, then of weight 1; never
     those of weight 0, in which the sequence only moves along.
@@ -105,7 +104,7 @@ def sequence_frames(
     )
 
 
-def run_frames(run: Run, *, most: int = MOST_FRAMES) -> list[Frame]:
+def run_frames(run: Run, *, most: int = _MOST_FRAMES) -> list[Frame]:
     """Return the frames of a simulated run, in which one request runs at a time.
 
     >>> run = simulate([Request("A", range(100))], Settings(retention=0))
@@ -121,8 +120,8 @@ def run_frames(run: Run, *, most: int = MOST_FRAMES) -> list[Frame]:
     """
     block = run.settings.mamba_block_size
     prompts = {request.name: len(request.prompt) for request in run.requests}
-    steps = [step for frame in run.snapshots() for step in _Step.of_rows(frame, prompts)]
-    runs = [list(same) for _, same in groupby(steps, lambda s: (s.row.request, s.is_decode))]
+    queries = [q for snapshot in run.snapshots() for q in _Query.of_snapshot(snapshot, prompts)]
+    runs = [list(same) for _, same in groupby(queries, lambda q: (q.row.request, q.is_decode))]
     chunks = sum(len(same) for same in runs if not same[0].is_decode)
     # A chunk has up to three frames of its own; the rest of them is shared for moving along.
     walk = max(1, (most - 3 * chunks - len(runs)) // max(1, chunks))
@@ -133,8 +132,8 @@ def run_frames(run: Run, *, most: int = MOST_FRAMES) -> list[Frame]:
             words = f"{name}: {tokens:,} tokens are generated in {len(same):,} steps."
             frames.append(Frame(same[-1].lane(block, same[-1].end), words, weight=0))
         else:
-            for step in same:
-                frames += step.frames(block, walk)
+            for query in same:
+                frames += query.frames(block, walk)
     if len(frames) > most:
         raise CheckpointValueError(
             f"the run needs {len(frames)} frames; expected at most {most}. Try a larger budget, a "
@@ -144,7 +143,7 @@ def run_frames(run: Run, *, most: int = MOST_FRAMES) -> list[Frame]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _Query:
     """One query of one request: its events and the block-table row that they lead to."""
 
     row: TableRow
@@ -154,19 +153,19 @@ class _Step:
     is_decode: bool
 
     @classmethod
-    def of_rows(cls, step: Snapshot, prompts: Mapping[str, int]) -> "list[_Step]":
-        steps = []
-        for row in step.rows:
-            mine = [event for event in step.events if event.request == row.request]
-            query = [event for event in mine if isinstance(event, Scheduled)]
-            if row.group == _GROUP and query:
+    def of_snapshot(cls, snapshot: Snapshot, prompts: Mapping[str, int]) -> "list[_Query]":
+        queries = []
+        for row in snapshot.rows:
+            mine = [event for event in snapshot.events if event.request == row.request]
+            scheduled = [event for event in mine if isinstance(event, Scheduled)]
+            if row.group == _GROUP and scheduled:
                 seen = tuple(e for e in mine if getattr(e, "group", _GROUP) == _GROUP)
-                start, end = query[0].start, query[0].end
-                steps.append(cls(row, seen, start, end, start >= prompts[row.request]))
-        return steps
+                start, end = scheduled[0].start, scheduled[0].end
+                queries.append(cls(row, seen, start, end, start >= prompts[row.request]))
+        return queries
 
     def frames(self, block: int, walk: int) -> list[Frame]:
-        """Look up, reserve, move along, end: what the step does, one frame after the other."""
+        """Look up, reserve, move along, end: what the query does, one frame after the other."""
         name, frames = self.row.request, []
         allocated = [e for e in self.events if isinstance(e, Allocated)]
         written = {e.position: e.column for e in self.events if isinstance(e, Written)}
@@ -190,24 +189,24 @@ class _Step:
                 else "This state exists in the kernel only: the next token overwrites it."
             )
             frames.append(Frame(self.lane(block, head), words, weight=int(head in written)))
-        words = f"{name}: the query ends.{self._told_at_the_end()}"
+        words = f"{name}: the query ends.{self._last_words()}"
         frames.append(Frame(self.lane(block, self.end, done=True), words, weight=2))
         return frames
 
-    def _told_at_the_end(self) -> str:
+    def _last_words(self) -> str:
         """What the last frame says about the states that were written and keyed."""
-        cells, told = {cell.block: cell for cell in self.row.cells}, ""
+        cells, words = {cell.block: cell for cell in self.row.cells}, ""
         for event in self.events:
             cell = cells.get(getattr(event, "block", -1))
             if cell is None or cell.held is None:
                 continue
             if isinstance(event, Written) and event.position == self.end:
                 other = "" if cell.held == self.end else ", which are not the request's"
-                told += f" Column {cell.column} holds the state after {cell.held:,} tokens{other}."
+                words += f" Column {cell.column} holds the state after {cell.held:,} tokens{other}."
             elif isinstance(event, Keyed):
                 other = "" if cell.right else f", which holds the state after {cell.held:,}"
-                told += f" Key {event.position:,} leads to column {cell.column}{other}."
-        return told
+                words += f" Key {event.position:,} leads to column {cell.column}{other}."
+        return words
 
     def _heads(self, block: int, walk: int, written: set[int]) -> list[int]:
         """The positions at which the moving sequence is shown: boundaries, and every write."""
@@ -222,7 +221,7 @@ class _Step:
         """The request as it is when ``head`` tokens are computed.
 
         ``waiting`` shows what is reserved before anything is computed; keys are entered once the
-        step is ``done`` (default: at its end).
+        query is ``done`` (default: at its end).
         """
         done = head == self.end if done is None else done
         entered = {(e.block, e.position) for e in self.events if isinstance(e, Keyed)}
@@ -241,8 +240,8 @@ class _Step:
             elif at := {(at - 1) // block: at for at in hits.values()}.get(cell.column):
                 # The block that was found is copied to this column, and perhaps written on.
                 ahead = self.end - at if cell.column in written else 0
-                found = (cell.held or 0) - ahead
-                columns[cell.column] = Column("previous", found, at, right=found == at)
+                copied = (cell.held or 0) - ahead
+                columns[cell.column] = Column("previous", copied, at, right=copied == at)
         marks = [Mark(at, "hit", (at - 1) // block) for at in hits.values()]
         marks += [
             Mark(position, "checkpoint", number)
@@ -271,28 +270,7 @@ def _column(cell: Cell, keys: Sequence[int], held: int | None, head: int) -> Col
     right = cell.right or not keys
     if role == "running" and held == cell.held is not None:
         right = right and held == head  # a state that was restored wrongly counts other tokens
-    return Column(role, held, max(keys, default=None), cell.block, right)
-
-
-def draw_frame(ax: Axes, frame: Frame, *, width: int | None = None) -> Axes:
-    """Draw one frame as a still, and return the Axes.
-
-    ``width`` in tokens fixes the scale, so that stills compare (default: the frame's own).
-    """
-    return draw_lanes(ax, [frame.captioned], caption_lines=_CAPTION_LINES, width=width)
-
-
-def draw_filmstrip(ax: Axes, frames: Sequence[Frame], *, panels: int = 6) -> Axes:
-    """Draw the key frames of an animation below each other, and return the Axes.
-
-    Where there are more key frames than ``panels``, evenly spaced ones; the labels count the
-    animation's steps from 1. Raises CheckpointValueError for fewer than two panels.
-    """
-    lanes = [
-        replace(frames[at].captioned, label=f"step {at + 1}")
-        for at in key_frames(frames, panels=panels)
-    ]
-    return draw_lanes(ax, lanes, caption_lines=_CAPTION_LINES, width=_width(frames))
+    return Column(role, held, max(keys, default=None), right)
 
 
 def key_frames(frames: Sequence[Frame], *, panels: int = 6) -> list[int]:
@@ -314,17 +292,23 @@ def key_frames(frames: Sequence[Frame], *, panels: int = 6) -> list[int]:
 
 def filmstrip(
     frames: Sequence[Frame], *, finding: str, panels: int = 6, medium: str | None = "review"
-) -> Figure:
-    """Return the filmstrip of an animation as a figure that is headed by its finding.
+) -> Drawing:
+    """Return the key frames of an animation below each other, headed by a finding.
 
-    ``medium`` as in `mambackpt.draw.style`; None keeps the style that is in force.
+    >>> frames = sequence_frames(100, CacheGeometry(16, 64, 16, 16))
+    >>> filmstrip(frames, finding=sequence_finding(frames), panels=2).alt[:28]
+    'first prompt: the query ends'
+
+    Labels count the animation's frames from 1. ``medium`` as in `mambackpt.draw.style`; None keeps
+    the style that is in force. Raises CheckpointValueError for fewer than two panels.
     """
+    keys = key_frames(frames, panels=panels)
+    lanes = [replace(frames[at].captioned, label=f"step {at + 1}") for at in keys]
     with nullcontext() if medium is None else style(medium):
-        count = len(key_frames(frames, panels=panels))
-        height = lanes_height(count, caption_lines=_CAPTION_LINES)
+        height = lanes_height(len(keys), caption_lines=_CAPTION_LINES)
         figure, [ax] = sheet(finding, [height], left=left_margin(["step 00"]))
-        draw_filmstrip(ax, frames, panels=panels)
-    return figure
+        draw_lanes(ax, lanes, caption_lines=_CAPTION_LINES, width=_width(frames))
+    return Drawing(figure, finding, " ".join(frames[at].sentence for at in keys))
 
 
 class SequenceAnimation(FuncAnimation):
@@ -395,11 +379,11 @@ def sequence_finding(frames: Sequence[Frame]) -> str:
 
 
 def player_html(
-    animation: SequenceAnimation, *, alt: str, most_megabytes: float = MOST_MEGABYTES
+    animation: SequenceAnimation, *, alt: str, most_megabytes: float = _MOST_MEGABYTES
 ) -> str:
-    """Return an animation as HTML: a player that starts on demand and ends, and its steps in words.
+    """Return an animation as HTML: a player that starts on demand, and its frames in words.
 
-    The same animation gives the same bytes. Nothing is fetched from a network. Raises
+    It ends with the last frame. The same animation gives the same bytes; nothing is fetched. Raises
     CheckpointValueError where a frame does not fit into ``most_megabytes`` (10^6 bytes): matplotlib
     alone would drop it and go on.
     """
@@ -409,11 +393,11 @@ def player_html(
         writer = _SmallFrames(1, embed_frames=True, default_mode="once", embed_limit=limit)
         animation.save(path, writer, dpi=90)
         page = path.read_text(encoding="utf-8")
-    told, kept = len(animation.story), embedded_frames(page)
-    if kept != told:
+    every, kept = len(animation.story), _embedded_frames(page)
+    if kept != every:
         raise CheckpointValueError(
-            f"{kept} of {told} frames fit into {most_megabytes} MB; expected all of them. "
-            f"Try most_megabytes={math.ceil(10 * most_megabytes * told / max(1, kept)) / 10}, or "
+            f"{kept} of {every} frames fit into {most_megabytes} MB; expected all of them. "
+            f"Try most_megabytes={math.ceil(10 * most_megabytes * every / max(1, kept)) / 10}, or "
             "fewer frames."
         )
     return _own_player(page, animation, alt)
@@ -435,12 +419,8 @@ class _SmallFigure:
         target.write(figure_png(self.figure, dpi=dpi))
 
 
-def embedded_frames(page: str) -> int:
-    """Return how many frames a player's HTML really contains.
-
-    >>> embedded_frames('frames[0] = "data:image/png;base64,..."')
-    1
-    """
+def _embedded_frames(page: str) -> int:
+    """How many frames a player's HTML really contains."""
     return len(re.findall(r'frames\[\d+\] = "data:image', page))
 
 
@@ -456,8 +436,8 @@ def _own_player(page: str, animation: SequenceAnimation, alt: str) -> str:
     assert random is not None
     content = page.replace(random[1], "")
     page = page.replace(random[1], hashlib.sha256(content.encode()).hexdigest()[:32])
-    steps = "".join(f"<li>{html.escape(frame.sentence)}</li>" for frame in animation.story)
-    return f"{page}<details><summary>Every step in words</summary><ol>{steps}</ol></details>"
+    words = "".join(f"<li>{html.escape(frame.sentence)}</li>" for frame in animation.story)
+    return f"{page}<details><summary>Every frame in words</summary><ol>{words}</ol></details>"
 
 
 def _width(frames: Sequence[Frame]) -> int:

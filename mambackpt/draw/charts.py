@@ -1,7 +1,8 @@
 """Charts: bars, timings, curves and heatmaps with direct labels, on an Axes of yours."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, product
 from typing import Any
 
 import matplotlib as mpl
@@ -15,6 +16,7 @@ from mambackpt.draw.sheet import (
     INK,
     STATE,
     em_wide,
+    numeral,
     text_width,
     tint,
 )
@@ -48,22 +50,18 @@ def draw_bars(
             f"{len(labels)} labels and values {list(values)}; expected one value of at least 0 per "
             "label. Try the same length."
         )
-    said = [f"{value:,.6g}" for value in values] if words is None else list(words)
-    line = float(mpl.rcParams["lines.linewidth"])
-    em = float(mpl.rcParams["font.size"])
-    for row, (value, text) in enumerate(zip(values, said, strict=True)):
-        chosen = row in highlight
-        ax.barh(
-            row, value, 0.62, color=tint(STATE, 0.45) if chosen else CHUNKS[1],
-            edgecolor=STATE if chosen else "none", linewidth=0.6 * line,
-        )  # fmt: skip
-        end = value
-        if bands:
-            ax.plot(bands[row], [row, row], color=INK, linewidth=0.8 * line, solid_capstyle="butt")
-            end = max(value, bands[row][1])
-        ax.annotate(
-            text, (end, row), (0.5 * em, -0.05 * em), textcoords="offset points", va="center"
-        )
+    said = [numeral(value) for value in values] if words is None else list(words)
+    line, em = float(mpl.rcParams["lines.linewidth"]), float(mpl.rcParams["font.size"])
+    chosen = [row in highlight for row in range(len(labels))]
+    bars = ax.barh(
+        range(len(labels)), values, 0.62, linewidth=0.6 * line,
+        color=[tint(STATE, 0.45) if row else CHUNKS[1] for row in chosen],
+        edgecolor=[STATE if row else "none" for row in chosen],
+        xerr=np.abs(np.subtract(bands, np.reshape(values, (-1, 1)))).T if bands else None,
+        error_kw={"ecolor": INK, "elinewidth": 0.8 * line},
+    )  # fmt: skip
+    for text in ax.bar_label(bars, said):
+        text.set_position((0.5 * em, -0.05 * em))
     whole = em_wide(ax, em)
     widest = max((text_width(text) for text in said), default=0) + 1
     longest = max([*values, *(high for _, high in bands)], default=0) or 1
@@ -75,9 +73,18 @@ def draw_bars(
     ticks = [tick for tick in MaxNLocator(5).tick_values(0, longest) if 0 <= tick <= longest]
     ax.set_xticks(ticks)
     ax.spines["bottom"].set_bounds(0, longest)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
     ax.set_xlabel(unit)
     return ax
+
+
+def describe_bars(labels: Sequence[str], words: Sequence[str]) -> str:
+    """Return the bars in words, for an alt text.
+
+    >>> describe_bars(["A", "B"], ["528", "1,056"])
+    'A 528, B 1,056'
+    """
+    return ", ".join(f"{label} {said}" for label, said in zip(labels, words, strict=True))
 
 
 def bars_height(rows: int) -> float:
@@ -163,7 +170,7 @@ def draw_curves(
     if log_x:
         ax.set_xscale("log", base=2)
         places = sorted({place for x, _ in curves.values() for place in x})
-        ax.set_xticks(places, [f"{place:,.6g}" for place in places])
+        ax.set_xticks(places, [numeral(place) for place in places])
         ax.minorticks_off()
     if from_zero:
         ax.set_ylim(bottom=0)
@@ -171,6 +178,38 @@ def draw_curves(
     ax.set_ylabel(y_label)
     _label_ends(ax, {name: (x[-1], y[-1]) for name, (x, y) in curves.items()})
     return ax
+
+
+def describe_curves(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], spec: str = ",.0f"
+) -> str:
+    """Return the values of each curve in words, for an alt text; ``spec`` as in `format`.
+
+    >>> describe_curves({"all": ([1, 2], [9, 7]), "last": ([1, 2], [5, 8])})
+    'all 9, 7; last 5, 8'
+    """
+    values = {
+        name: ", ".join(numeral(value, spec) for value in y) for name, (_, y) in curves.items()
+    }
+    return "; ".join(f"{name} {said}" for name, said in values.items())
+
+
+def fit_y(ax: Axes, rows: Iterable[Sequence[float]], *, least: float | None = None) -> None:
+    """Scale the y axis to whole ticks around these values, with room above for names of curves.
+
+    >>> from mambackpt.draw import sheet, style
+    >>> with style():
+    ...     _, [ax] = sheet("It grows.", [10])
+    ...     fit_y(ax, [[3, 17], [9, 12]], least=0)
+    >>> [float(end) for end in ax.get_ylim()]
+    [0.0, 25.0]
+    """
+    values = [value for row in rows for value in row]
+    low = min(values) if least is None else least
+    top = max(values) + 0.2 * (max(values) - low)
+    ticks = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, top)
+    ax.set_ylim(ticks[0], ticks[-1])
+    ax.set_yticks(ticks)
 
 
 def _label_ends(ax: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
@@ -188,6 +227,58 @@ def _label_ends(ax: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
         x, y = (float(part) for part in points[name])
         offset = (right - x + 0.8 * em, height - middle - y)
         ax.annotate(name, ends[name], offset, textcoords="offset points", va="center")
+
+
+def name_points(
+    ax: Axes, points: Mapping[str, tuple[float, float]], line: Sequence[tuple[float, float]]
+) -> None:
+    """Name each point where the name meets no other and not the line; close points share names.
+
+    >>> from mambackpt.draw import sheet, style
+    >>> with style():
+    ...     _, [ax] = sheet("Two points are one.", [10])
+    ...     name_points(ax, {"A": (0.5, 0.5), "B": (0.5, 0.5), "C": (0.1, 0.9)}, [])
+    >>> [text.get_text() for text in ax.texts]
+    ['A, B', 'C']
+
+    Call it when the axes have their limits. A marker that is the letter itself would hide another
+    at the same place.
+    """
+    em = float(ax.xaxis.label.get_fontsize())
+    scale = 72 / ax.figure.dpi / em
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        across, up = ax.transData.transform(point) * scale
+        return float(across), float(up)
+
+    groups: dict[tuple[float, float], list[str]] = {}
+    for name, point in points.items():
+        at = place(point)
+        close = (c for c in groups if max(abs(place(c)[0] - at[0]), abs(place(c)[1] - at[1])) < 0.4)
+        groups.setdefault(next(close, point), []).append(name)
+    taken = [(x - 0.4, y - 0.4, x + 0.4, y + 0.4) for x, y in map(place, groups)]
+    for (x, y), (right, top) in pairwise(map(place, line)):
+        steps = [number / 12 for number in range(13)]
+        path = [(x + part * (right - x), y + part * (top - y)) for part in steps]
+        taken += [(x - 0.1, y - 0.1, x + 0.1, y + 0.1) for x, y in path]
+    for point, names in groups.items():
+        words = ", ".join(names)
+        width, (x, y) = text_width(words) + 0.3, place(point)
+        spots = [
+            (x + (distance if side > 0 else -distance - width), y + up - 0.65)
+            for distance, side, up in product((0.6, 1.4), (1, -1), (0, 0.9, -0.9, 1.7, -1.7))
+        ]
+        boxes = [(left, bottom, left + width, bottom + 1.3) for left, bottom in spots]
+        box = min(boxes, key=lambda box: sum(_meet(box, other) for other in taken))
+        taken.append(box)
+        offset = ((box[0] - x) * em, ((box[1] + box[3]) / 2 - y) * em)
+        ax.annotate(words, point, offset, textcoords="offset points", va="center")
+
+
+def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """The area that two boxes share."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    return max(width, 0) * max(min(one[3], other[3]) - max(one[1], other[1]), 0)
 
 
 def draw_heatmap(
@@ -218,7 +309,7 @@ def draw_heatmap(
     ax.grid(which="minor", color="white", linewidth=1.5)
     for row, line in enumerate(values):
         for at, value in enumerate(line):
-            text = f"{value:,.6g}" if words is None else words[row][at]
+            text = numeral(value) if words is None else words[row][at]
             dark = (value - low) > 0.5 * (high - low)
             ax.text(at, row, text, ha="center", va="center", color="black" if dark else "white")
     ax.set_xticks(range(len(columns)), columns)
@@ -226,3 +317,15 @@ def draw_heatmap(
     ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
     return ax
+
+
+def describe_heatmap(
+    rows: Sequence[str], columns: Sequence[str], words: Sequence[Sequence[str]]
+) -> str:
+    """Return a table of words in a sentence, for an alt text.
+
+    >>> describe_heatmap(["A", "B"], ["x", "y"], [["0", "3"], ["2", "1"]])
+    'A: x 0, y 3; B: x 2, y 1'
+    """
+    cells = (describe_bars(columns, line) for line in words)
+    return "; ".join(f"{row}: {said}" for row, said in zip(rows, cells, strict=True))

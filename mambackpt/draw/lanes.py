@@ -4,7 +4,7 @@ A `Lane` says what is to be seen, as plain data; `Lanes` draws any number of the
 artists that a redraw reuses. L, q, M, H as in the planner; c a column.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias
@@ -36,7 +36,7 @@ from mambackpt.geometry import CacheGeometry
 from mambackpt.planner import Reason, explain
 
 Role: TypeAlias = Literal["null", "previous", "running", "checkpoint", "speculative"]
-Kind: TypeAlias = Literal["state", "checkpoint", "declined", "hit", "error", "shared"]
+_Kind: TypeAlias = Literal["state", "checkpoint", "declined", "hit", "error", "shared"]
 _Dash: TypeAlias = Literal["-", ":"]
 # Each kind of mark has a shape of its own; hollow means that nothing was stored there.
 _MARKERS: dict[str, tuple[str, str, bool]] = {
@@ -61,14 +61,13 @@ class Column:
     """One place of a block-table row: what it is for, what it holds, and what its key promises.
 
     ``held`` is the position whose state the block contains (None: nothing yet), ``key`` the
-    position that a lookup finds it under, ``block`` its number in the pool. A column that is not
-    ``right`` holds another state than its place or key promises, and is drawn as an error.
+    position that a lookup finds it under. A column that is not ``right`` holds another state than
+    its place or key promises, and is drawn as an error.
     """
 
     role: Role = "null"
     held: int | None = None
     key: int | None = None
-    block: int | None = None
     right: bool = True
 
 
@@ -77,7 +76,7 @@ class Mark:
     """A position worth pointing at; with a ``column``, a line leads from it to that column."""
 
     position: int
-    kind: Kind
+    kind: _Kind
     column: int | None = None
     label: str | None = None
 
@@ -222,6 +221,16 @@ def describe_columns(columns: Sequence[Column]) -> str:
             words += f" (holds {column.held or 0:,} tokens)"
         parts.append(f"column {number}: {words}")
     return "    ".join(parts)
+
+
+def describe_lanes(lanes: Sequence[Lane]) -> str:
+    """Return what the columns of each lane are for, in words: an alt text.
+
+    >>> geometry = CacheGeometry(1536, 1536, 16, 1536)
+    >>> describe_lanes([planned_lane(8000, 8000, geometry, label="a prompt")])
+    'a prompt: column 4: checkpoint, key 7,680    column 5: running.'
+    """
+    return " ".join(f"{lane.label}: {describe_columns(lane.columns)}." for lane in lanes)
 
 
 class _Painter:
@@ -494,46 +503,3 @@ def draw_lanes(
     """
     drawn = Lanes(ax, notes=notes, caption_lines=caption_lines, keys=keys)
     return drawn.update(lanes, width=width)
-
-
-def draw_block_table(ax: Axes, rows: Mapping[str, Sequence[Column]]) -> Axes:
-    """Draw block-table rows, one below the other, and return the Axes.
-
-    >>> row = [Column(), Column("checkpoint", 384, 384, block=8), Column("running", 400, block=9)]
-    >>> from mambackpt.draw import sheet, style
-    >>> with style():
-    ...     _, [ax] = sheet("Two blocks are enough.", [table_height(1)], left=6)
-    ...     ax = draw_block_table(ax, {"request A": row})
-
-    A cell shows the number of its block and, below it, its role and key; nulls show a dash.
-    """
-    painter = _Painter(ax)
-    columns = max((len(row) for row in rows.values()), default=0)
-    cell = em_wide(ax, painter.em) / max(1, columns)
-    shown = [column.role for row in rows.values() for column in row if column.role != "null"]
-    stagger = any(text_width(role) + 0.6 > cell for role in shown)
-    for number, row in enumerate(rows.values()):
-        for at, column in enumerate(row):
-            top, look = table_height(number), _look(column)
-            painter.box(at, top + 0.2, 1, 1.4, *look)
-            if look[-1]:
-                painter.box(at + 0.2, top + 0.35, 0.6, 1.1, look[0], "none", "-", "plate")
-            painter.text(at + 0.5, top + 0.87, "–" if column.block is None else f"{column.block}")
-            if column.role != "null":
-                # Words that are wider than their column stand on two lines in turn.
-                painter.text(at + 0.5, top + 2.4 + 1.25 * (stagger and at % 2), column.role)
-                painter.text(at + 0.5, top + 3.65 + 1.25 * stagger, _promise(column))
-    painter.end()
-    ax.set_xlim(0, max(1, columns))
-    ax.set_ylim(table_height(max(1, len(rows))), 0)
-    ax.set_xticks([at + 0.5 for at in range(columns)], [str(at) for at in range(columns)])
-    ax.set_yticks([table_height(number) + 0.9 for number in range(len(rows))], list(rows))
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    ax.set_xlabel("column (a cell shows its block)")
-    return ax
-
-
-def table_height(rows: int) -> float:
-    """Return the height of so many block-table rows in em."""
-    return 6.2 * rows

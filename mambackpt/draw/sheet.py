@@ -6,6 +6,7 @@ differ in one number.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import as_file, files
 from typing import TypeAlias
@@ -33,7 +34,17 @@ MEDIA: dict[str, dict[str, object]] = {
         "lines.markersize": 9,
     },
 }
+_HEAD = 1.1  # size of the finding, in em
 Colour: TypeAlias = str | tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure with what it found, in a sentence, and what it shows, for whoever cannot see it."""
+
+    figure: Figure
+    finding: str
+    alt: str
 
 
 @contextmanager
@@ -92,7 +103,18 @@ def wrap(text: str, width: float, weight: str = "normal") -> str:
     return "\n".join(lines)
 
 
-def balanced(text: str, width: float) -> str:
+def numeral(value: float, spec: str = ",.6g") -> str:
+    """Return a number as text, with a true minus sign.
+
+    >>> numeral(1536), numeral(-2, "+.1f"), numeral(-0.04, "+z.1f")
+    ('1,536', '−2.0', '+0.0')
+
+    ``spec`` as in `format`. Only a number passes here: a sentence keeps its hyphens.
+    """
+    return f"{value:{spec}}".replace("-", "\N{MINUS SIGN}")
+
+
+def _balanced(text: str, width: float) -> str:
     """Wrap a bold text so that its lines are about equally long."""
     head = wrap(text, width, "bold")
     for narrower in np.arange(width, width / 2, -0.5):
@@ -124,8 +146,8 @@ def sheet(
     """
     em = float(mpl.rcParams["font.size"])
     width = float(mpl.rcParams["figure.figsize"][0]) * 72 / em
-    size = 1.1  # of the finding, in em
-    head = balanced(finding, (width - 1.6) / size)
+    size = _HEAD
+    head = _balanced(finding, (width - 1.6) / size)
     top = 1.3 * size * (head.count("\n") + 1) + 1.5
     height = top + sum(heights) + gap * len(heights)
     figure = Figure(figsize=(width * em / 72, height * em / 72))
@@ -141,6 +163,33 @@ def sheet(
         axes.append(figure.add_axes(box))
         top += gap
     return figure, axes
+
+
+def retitle(figure: Figure, finding: str) -> None:
+    """Head a sheet by another finding of at most as many lines.
+
+    >>> with style():
+    ...     figure, _ = sheet("Two blocks are kept.", [10])
+    >>> retitle(figure, "One block is kept.")
+    >>> figure.get_suptitle()
+    'One block is kept.'
+    """
+    [head, *_] = figure.texts
+    width = float(figure.get_figwidth()) * 72 / float(head.get_fontsize())
+    head.set_text(_balanced(finding, width - 1.6 / _HEAD))
+
+
+def write_note(ax: Axes, words: str) -> None:
+    """Write a note over the width of an Axes that is there for it.
+
+    >>> with style():
+    ...     _, [_, notes] = sheet("Two blocks are kept.", [10, 2])
+    ...     write_note(notes, "In unlimited memory.")
+    """
+    em = float(ax.xaxis.label.get_fontsize())
+    width = ax.bbox.width * 72 / ax.figure.dpi / em
+    ax.set_axis_off()
+    ax.text(0, 1, wrap(words, width), va="top", transform=ax.transAxes)
 
 
 def em_wide(ax: Axes, em: float) -> float:

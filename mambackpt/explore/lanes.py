@@ -1,6 +1,5 @@
 """Explorers of lanes: one query, or one prompt that is sent twice. H, M, U, A as in the planner."""
 
-import html
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -8,44 +7,46 @@ from itertools import groupby
 from typing import Any
 
 from ipywidgets import Checkbox, Dropdown, Layout, Widget
-from matplotlib.figure import Figure
 
 from mambackpt.draw import (
+    Drawing,
     Frame,
     Lane,
     Lanes,
-    balanced,
-    describe_columns,
-    figure_html,
+    describe_lanes,
     lanes_height,
     left_margin,
+    numeral,
     planned_lane,
-    quick_png,
+    retitle,
     sequence_finding,
     sequence_frames,
     sheet,
-    show,
     style,
+    table_html,
 )
 from mambackpt.errors import CheckpointValueError, checked_int
-from mambackpt.explore.widgets import Explorer, explore, number
+from mambackpt.explore.widgets import Explorer, explore, number, picture
 from mambackpt.geometry import CacheGeometry
 from mambackpt.planner import Decision, Reason, explain
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What an explorer says and shows for one choice of numbers: a finding, lanes, table rows."""
+    """What an explorer says and shows for one choice of numbers: a finding, lanes, a table."""
 
     finding: str
     lanes: tuple[Lane, ...]
     rows: tuple[tuple[str, ...], ...] = ()
+    header: tuple[str, ...] = ()
 
-    @property
-    def alt(self) -> str:
-        """The finding and the columns in words, for whoever cannot see the lanes."""
-        columns = (f"{lane.label}: {describe_columns(lane.columns)}." for lane in self.lanes)
-        return " ".join([self.finding, *columns])
+    def draw(self) -> Drawing:
+        """Return the picture that an explorer shows: for a page without a kernel.
+
+        >>> placement_view(8000, 0, CacheGeometry(1536, 1536, 16, 1536)).draw().finding[:44]
+        'The state after 7680 tokens is saved 7680 to'
+        """
+        return _Screen(self).draw(self)
 
 
 def placement_view(seq_len: int, start: int, geometry: CacheGeometry) -> View:
@@ -72,6 +73,7 @@ def placement_view(seq_len: int, start: int, geometry: CacheGeometry) -> View:
         decision.sentence,
         (replace(lane, caption=""),),
         tuple(_conditions(decision, seq_len, start, geometry)),
+        ("condition", "with these numbers", ""),
     )
 
 
@@ -80,11 +82,12 @@ def _conditions(
 ) -> Iterable[tuple[str, str, str]]:
     """Each condition, with these numbers, and whether it holds; after one fails none is asked."""
     at, candidate = decision.position, decision.candidate_column
-    read = f"{(start - 1) // g.M:,}, which its state is read from" if start else "−1: it reads none"
+    read = numeral((start - 1) // g.M if start else -1, ",")
+    read += ", which its state is read from" if start else ": it reads none"
     asked = {
         "1 the kernel can export": f"A is {g.A:,}" if g.A else "it has no grid",
         "2 starts on a hash unit": f"{start:,} = {_division(start, g.H)}",
-        "3 its column is free": f"{candidate:,} > {read}".replace("-", "−"),
+        "3 its column is free": f"{numeral(candidate, ',')} > {read}",
         "4 gains a hash unit": f"{start:,} + {g.H:,} ≤ {at:,}",
         "5 lies inside the query": f"{start:,} < {at:,} < {seq_len:,}",
         "6 lies on the kernel's grid": f"{at:,} − {start:,} = {_division(at - start, g.A or 1)}",
@@ -125,8 +128,8 @@ def sequence_view(prompt: int, budget: int, geometry: CacheGeometry) -> View:
 def _whole(frames: Sequence[Frame]) -> Lane:
     """One request's last lane, with all its chunks and what the last step did as its caption."""
     ends = sorted({frame.lane.total for frame in frames})
-    told = frames[-1].sentence.split(": ", 1)[1]
-    caption = told[0].upper() + told[1:]
+    words = frames[-1].sentence.split(": ", 1)[1]
+    caption = words[0].upper() + words[1:]
     return replace(frames[-1].lane, start=frames[0].lane.start, ends=tuple(ends), caption=caption)
 
 
@@ -142,45 +145,18 @@ class _Screen:
                 left=left_margin(lane.label for lane in view.lanes),
             )
             self._lanes = Lanes(ax, caption_lines=self._lines)
-        self._head = self.figure.texts[0]
 
-    def draw(self, view: View) -> Figure:
+    def draw(self, view: View) -> Drawing:
         """Draw another view in place of the last one."""
-        em = float(self._head.get_fontsize())
-        room = self.figure.get_figwidth() * 72 / em - 1.6
-        self._head.set_text(balanced(view.finding, room))
+        retitle(self.figure, view.finding)
         self._lanes.update(view.lanes)
-        return self.figure
+        alt = f"{view.finding} {describe_lanes(view.lanes)}".strip()
+        return Drawing(self.figure, view.finding, alt)
 
     def page(self, view: View) -> str:
         """Return a view as HTML: the picture with its alt text, and the table below."""
-        picture = figure_html(quick_png(self.draw(view)), alt=view.alt, caption="")
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
-            for row in view.rows
-        )
-        return f"{picture}<table>{rows}</table>" if rows else picture
-
-
-def draw_view(view: View) -> Figure:
-    """Return what an explorer shows for a view, as a figure: for a page without a kernel.
-
-    >>> view = placement_view(8000, 0, CacheGeometry(1536, 1536, 16, 1536))
-    >>> draw_view(view).get_suptitle()[:44]
-    'The state after 7680 tokens is saved 7680 to'
-    """
-    return _Screen(view).draw(view)
-
-
-def show_view(view: View, *, dpi: int = 96) -> None:
-    """Display what an explorer shows for a view: for a page without a kernel.
-
-    >>> show_view(View("Nothing is computed.", ()))
-    <figure: Nothing is computed.>
-
-    ``dpi`` as in `mambackpt.draw.show`.
-    """
-    show(draw_view(view), alt=view.alt, caption="", dpi=dpi)
+        table = table_html(view.header, view.rows, caption=view.finding) if view.rows else ""
+        return picture(self.draw(view)) + table
 
 
 def explore_views(view: Callable[..., View], **controls: Widget) -> Explorer:

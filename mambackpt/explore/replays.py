@@ -3,18 +3,8 @@
 from dataclasses import dataclass
 
 from ipywidgets import Dropdown, Layout, SelectionSlider, Text
-from matplotlib.figure import Figure
 
-from mambackpt.draw import (
-    bars_height,
-    draw_bars,
-    figure_html,
-    left_margin,
-    quick_png,
-    sheet,
-    show,
-    style,
-)
+from mambackpt.draw import Drawing, bars_height, draw_bars, left_margin, sheet, style
 from mambackpt.explore.widgets import Explorer, explore, number
 from mambackpt.figures import PLACEMENTS, least_block, pool_sizes
 from mambackpt.models import PRESETS
@@ -32,11 +22,17 @@ class ReplayView:
     mine: int
     note: str
 
-    @property
-    def alt(self) -> str:
-        """The finding and every bar in words, for whoever cannot see them."""
+    def draw(self) -> Drawing:
+        """Return the picture that the explorer shows: for a page without a kernel."""
+        with style():
+            height = bars_height(len(self.rules))
+            figure, [ax] = sheet(self.finding, [height], left=left_margin(self.rules), gap=5)
+            unit = f"million tokens recomputed\n{self.note}"
+            values = [tokens / 1e6 for tokens in self.recomputed]
+            draw_bars(ax, self.rules, values, unit=unit, words=self.words, highlight=[self.mine])
         bars = (f"{rule}: {words}" for rule, words in zip(self.rules, self.words, strict=True))
-        return f"{self.finding} Million tokens recomputed, {'; '.join(bars)}. {self.note}"
+        alt = f"{self.finding} Million tokens recomputed, {'; '.join(bars)}. {self.note}"
+        return Drawing(figure, self.finding, alt)
 
 
 def replay_view(
@@ -82,22 +78,6 @@ def replay_view(
     return ReplayView(finding, names, work, words, mine, note)
 
 
-def draw_replay(view: ReplayView) -> Figure:
-    """Return what the explorer of replays shows, as a figure: for a page without a kernel."""
-    with style():
-        height = bars_height(len(view.rules))
-        figure, [ax] = sheet(view.finding, [height], left=left_margin(view.rules), gap=5)
-        unit = f"million tokens recomputed\n{view.note}"
-        values = [tokens / 1e6 for tokens in view.recomputed]
-        draw_bars(ax, view.rules, values, unit=unit, words=view.words, highlight=[view.mine])
-    return figure
-
-
-def show_replay(view: ReplayView, *, dpi: int = 96) -> None:
-    """Display what the explorer of replays shows: for a page without a kernel."""
-    show(draw_replay(view), alt=view.alt, caption="", dpi=dpi)
-
-
 def explore_replay(trace: Trace | None = None, rule: str = "interval(8192)") -> Explorer:
     """Return an explorer of placement rules: a rule of yours against the usual ones on a trace.
 
@@ -107,21 +87,21 @@ def explore_replay(trace: Trace | None = None, rule: str = "interval(8192)") -> 
     True
     >>> explorer.close()
 
-    ``trace`` is a generated one unless given. Rules are names of `mambackpt.replay.rules`, joined
+    ``trace`` is a generated one by default. Rules are names of `mambackpt.replay.rules`, joined
     with "+"; what is wrong with one is shown as a sentence. Raises as `replay_view`.
     """
     trace = example_trace() if trace is None else trace
     least = least_block(trace)
 
-    def page(rule: str, block: int, budget: int, model: str, pool: int | None) -> str:
+    def drawn(rule: str, block: int, budget: int, model: str, pool: int | None) -> Drawing:
         view = replay_view(trace, rule, block=block, budget=budget, model=model, pool=pool)
-        return figure_html(quick_png(draw_replay(view)), alt=view.alt, caption="")
+        return view.draw()
 
     words = {"style": {"description_width": "8em"}, "layout": Layout(width="25em")}
     pools = [(f"{size:,} tokens", size) for size in pool_sizes(trace, (1 / 8, 1 / 4, 1 / 2, 1, 2))]
     models = [name for name, model in PRESETS.items() if model.recurrent_layers]
     return explore(
-        page,
+        drawn,
         rule=Text(value=rule, description="your rule", continuous_update=False, **words),
         block=SelectionSlider(
             options=[least << n for n in range(4)],

@@ -1,7 +1,7 @@
 """Explorers: numbers to change beside what they lead to.
 
-`explore` connects controls to a function that returns HTML; what it shows is a pure function of
-the controls' values, so that it is tested without a widget.
+`explore` connects controls to a function that returns a drawing; what it shows is a pure function
+of the controls' values, so that it is tested without a widget.
 """
 
 import html
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from ipywidgets import HTML, HBox, IntSlider, IntText, Layout, VBox, Widget
 
+from mambackpt.draw import Drawing, figure_html, figure_png
 from mambackpt.errors import CheckpointError
 
 # What each control drives, by the name of the function that shows it: a cell that is run again
@@ -17,9 +18,9 @@ _USERS: dict[Widget, dict[str, "Explorer"]] = {}
 
 
 class Explorer(VBox):  # type: ignore[misc]
-    """Controls, and below them what they lead to; made by `explore`."""
+    """Controls, and below them what they lead to; `explore` returns it."""
 
-    def __init__(self, show: Callable[..., str], controls: dict[str, Widget]) -> None:
+    def __init__(self, show: Callable[..., str | Drawing], controls: dict[str, Widget]) -> None:
         self._show, self._controls = show, controls
         self._name = f"{show.__module__}.{show.__qualname__}"
         self._screen = HTML()
@@ -43,7 +44,8 @@ class Explorer(VBox):  # type: ignore[misc]
     def _update(self, _: object = None) -> None:
         values = {name: control.value for name, control in self._controls.items()}
         try:
-            self._screen.value = self._show(**values)
+            shown = self._show(**values)
+            self._screen.value = shown if isinstance(shown, str) else picture(shown)
         except CheckpointError as error:
             self._screen.value = f'<p role="alert"><b>⚠ {html.escape(str(error))}</b></p>'
 
@@ -65,6 +67,11 @@ class Explorer(VBox):  # type: ignore[misc]
         super().close()
 
 
+def picture(drawing: Drawing) -> str:
+    """The HTML of a drawing that is soon replaced by the next: more bytes, in half the time."""
+    return figure_html(figure_png(drawing.figure, dpi=100, colours=None), alt=drawing.alt)
+
+
 def _close(widget: Widget) -> None:
     for part in ("style", "layout"):
         if hasattr(widget, part):
@@ -72,7 +79,7 @@ def _close(widget: Widget) -> None:
     widget.close()
 
 
-def explore(show: Callable[..., str], **controls: Widget) -> Explorer:
+def explore(show: Callable[..., str | Drawing], **controls: Widget) -> Explorer:
     """Return controls above what a function of their values shows, as a VBox.
 
     >>> tokens = IntSlider(value=3, min=1, max=9)
@@ -82,9 +89,10 @@ def explore(show: Callable[..., str], **controls: Widget) -> Explorer:
     '4 tokens'
     >>> explorer.close()
 
-    ``show`` takes the values by the controls' names and returns HTML. What it refuses with an error
-    of the `CheckpointError` family is shown as a sentence. A control may be shared; a function of
-    the same name on a shared control replaces the earlier explorer. `close` lets go of all widgets.
+    ``show`` takes the values by the controls' names and returns a drawing, or HTML. What it refuses
+    with an error of the `CheckpointError` family is shown as a sentence. A control may be shared; a
+    function of the same name on a shared control replaces the earlier explorer. `close` lets go of
+    all widgets.
     """
     return Explorer(show, controls)
 

@@ -5,7 +5,6 @@
 from mambackpt.figures.registry import (
     FIGURES,
     REPLAYS,
-    Drawing,
     draw_figure,
     named,
     replayed,
@@ -26,7 +25,6 @@ __all__ = [
     "FIGURES",
     "PLACEMENTS",
     "REPLAYS",
-    "Drawing",
     "draw_export_timings",
     "draw_figure",
     "draw_instructions",

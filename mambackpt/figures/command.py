@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mambackpt.draw import MEDIA
 from mambackpt.errors import CheckpointValueError
-from mambackpt.figures.registry import FIGURES, save_figure
+from mambackpt.figures.registry import FIGURES, save_figures
 from mambackpt.replay import load_trace
 
 
@@ -20,6 +20,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("name", nargs="*", help="figures to draw [all]")
     parser.add_argument("--out", type=Path, default=Path("notebooks/figures"), help="folder")
     parser.add_argument("--medium", default="review", choices=list(MEDIA), help="size [review]")
+    parser.add_argument("--processes", type=int, help="at once [as there are cores, at most 4]")
     parser.add_argument("--trace", type=Path, help="a request trace for the figures of replays")
     args = parser.parse_args(argv)
     names = args.name or list(FIGURES)
@@ -30,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
             "Try without a name for all of them."
         )
     trace = load_trace(args.trace) if args.trace else None
-    for name in names:
-        drawing, paths = save_figure(name, args.out, medium=args.medium, trace=trace)
-        print(f"{drawing.finding}\n    {'  '.join(map(str, paths))}")
+    saved = save_figures(names, args.out, medium=args.medium, trace=trace, processes=args.processes)
+    for finding, paths in saved:
+        print(f"{finding}\n    {'  '.join(map(str, paths))}")
     return 0

@@ -16,7 +16,10 @@ from mambackpt.bench import (
 )
 from mambackpt.draw import (
     STATE,
+    Drawing,
     bars_height,
+    describe_bars,
+    describe_curves,
     draw_bars,
     draw_curves,
     draw_heatmap,
@@ -25,7 +28,7 @@ from mambackpt.draw import (
     sheet,
 )
 from mambackpt.errors import CheckpointValueError
-from mambackpt.figures.registry import Drawing, named
+from mambackpt.figures.registry import named
 
 _KERNEL_NAMES = {"plain": "plain shape", "tiled": "ours"}
 
@@ -41,7 +44,7 @@ def window_readers_map() -> Drawing:
     )
     height, tokens = 2.1 * toy.state_len, ["oldest", "middle", "newest"]
     figure, axes = sheet(finding, [height] * 2, left=left_margin(tokens), gap=4.2)
-    told = []
+    readers = []
     for ax, (kernel, name) in zip(axes, _KERNEL_NAMES.items(), strict=True):
         programs, lanes = (part[:, channels] for part in window_readers(Compilation(toy, kernel)))
         words = [
@@ -53,9 +56,9 @@ def window_readers_map() -> Drawing:
         shades = programs.tolist()
         draw_heatmap(ax, shades, rows=tokens, columns=columns, limits=limits, words=words)
         ax.set_xlabel(f"channel, read by program:lane ({name})")
-        told.append(f"{name}: {words[0][5]}, {words[1][5]}, {words[2][5]}")
+        readers.append(f"{name}: {words[0][5]}, {words[1][5]}, {words[2][5]}")
     alt = f"Program and lane that read channel {channels[5]} of {toy.state_len} tokens. "
-    return Drawing(figure, finding, f"{alt}{'; '.join(told)}. {finding}")
+    return Drawing(figure, finding, f"{alt}{'; '.join(readers)}. {finding}")
 
 
 def draw_instructions(compiled: Sequence[CompiledKernel]) -> Drawing:
@@ -80,8 +83,8 @@ def draw_instructions(compiled: Sequence[CompiledKernel]) -> Drawing:
     chosen = [at for at, label in enumerate(labels) if label.endswith("ours")]
     unit = "warp instructions per MiB of checkpoint, at most: branches not taken count too"
     draw_bars(ax, labels, list(costs.values()), unit=unit, words=words, highlight=chosen)
-    listed = ", ".join(f"{label} {word}" for label, word in zip(labels, words, strict=True))
-    return Drawing(figure, finding, f"Warp instructions per MiB: {listed}. {finding}")
+    alt = f"Warp instructions per MiB: {describe_bars(labels, words)}. {finding}"
+    return Drawing(figure, finding, alt)
 
 
 _INDEXING = "pool[blocks] = rows"
@@ -91,13 +94,13 @@ def _timed(run: Benchmark, layer: str, variant: str) -> dict[tuple[str, int], Ti
     """The timings of one layer and variant in the run's first regime, by method and size."""
     regime = run.timings[0].regime
     wanted = (layer, variant, regime)
-    found = {(t.method, t.size): t for t in run.timings if (t.case, t.variant, t.regime) == wanted}
-    if not found:
+    rows = {(t.method, t.size): t for t in run.timings if (t.case, t.variant, t.regime) == wanted}
+    if not rows:
         timed = sorted({(t.case, t.variant) for t in run.timings})
         raise CheckpointValueError(
             f"no timing of {layer!r}, {variant!r}; expected one of {timed}. Try {timed[0]}."
         )
-    return found
+    return rows
 
 
 def draw_export_timings(
@@ -121,7 +124,7 @@ def draw_export_timings(
     )
     figure, [ax] = sheet(finding, [bars_height(len(methods))], left=left_margin(methods))
     draw_timings(ax, asdict(run), case=layer, variant=variant, size=size, regime=regime)
-    shares = ", ".join(f"{method} {timed[method, size].ratio:.0%}" for method in methods)
+    shares = describe_bars(methods, [f"{timed[method, size].ratio:.0%}" for method in methods])
     alt = f"{layer}, {variant}, {regime}, on {run.environment.device}: {shares}. {finding}"
     return Drawing(figure, finding, alt)
 
@@ -167,9 +170,6 @@ def draw_roofline(
         highlight={"export": STATE},
         log_x=True,
     )
-    listed = "; ".join(
-        f"{name} " + ", ".join(f"{value:,.0f}" for value in values)
-        for name, (_, values) in curves.items()
-    )
-    alt = f"Microseconds for {', '.join(map(str, sizes))} checkpoints: {listed}. {finding}"
+    listed = ", ".join(map(str, sizes))
+    alt = f"Microseconds for {listed} checkpoints: {describe_curves(curves)}. {finding}"
     return Drawing(figure, finding, alt)

@@ -1,9 +1,17 @@
 """Figures of keys that do not hold what they promise."""
 
 from functools import cache
-from itertools import product
+from itertools import product, repeat
 
-from mambackpt.draw import draw_heatmap, filmstrip, key_frames, left_margin, run_frames, sheet
+from mambackpt.draw import (
+    Drawing,
+    describe_heatmap,
+    draw_heatmap,
+    filmstrip,
+    left_margin,
+    run_frames,
+    sheet,
+)
 from mambackpt.engine import (
     VARIANTS,
     Counts,
@@ -14,47 +22,61 @@ from mambackpt.engine import (
     shrink_history,
     simulate,
 )
-from mambackpt.figures.registry import Drawing, named
+from mambackpt.figures.registry import Spread, named
+
+_SETTINGS = {
+    ("dense" if retention is None else "R = 0") + ", drop" * drop: (retention, drop)
+    for retention, drop in product((0, None), (False, True))
+}
 
 
 @cache
-def wrong_restores(seeds: int = 30) -> dict[str, dict[str, Counts]]:
-    """Return the counts per rule and per setting, over the same branching chats.
+def _chats(seeds: int) -> list[list[Request]]:
+    return [branching_chats(seed) for seed in range(seeds)]
+
+
+@cache
+def _counts(variant: str, setting: str, seeds: int) -> Counts:
+    """What the check counts under one variant and one setting; the unit of work to spread."""
+    retention, drop = _SETTINGS[setting]
+    settings = Settings(
+        internal_checkpoints=variant != "without checkpoints",
+        variant=variant if variant in VARIANTS else "vllm-0.33",
+        retention=retention,
+        drop_eagle_block=drop,
+        budget=300,
+        max_running=1,
+    )
+    return check_lockstep(_chats(seeds), settings, shrink=False).counts
+
+
+def wrong_restores(seeds: int = 30, *, spread: Spread = map) -> dict[str, dict[str, Counts]]:
+    """Return the counts per variant and per setting, over the same branching chats.
 
     >>> counts = wrong_restores(1)
     >>> list(counts)[:2], list(counts["vllm-0.33"])
     (['vllm-0.33', 'without checkpoints'], ['R = 0', 'R = 0, drop', 'dense', 'dense, drop'])
 
     One request at a time, a pool without evictions, 300 tokens per step, blocks of 64 tokens, those
-    of attention too, hash units of 16.
+    of attention too, hash units of 16. ``spread`` is `map`, or a pool's that spreads the work.
     """
-    histories = [branching_chats(seed) for seed in range(seeds)]
     fixes = [name for name in VARIANTS if not name.startswith("vllm")]
-    found: dict[str, dict[str, Counts]] = {}
-    for name in ("vllm-0.33", "without checkpoints", *fixes):
-        found[name] = {}
-        for retention, drop in product((0, None), (False, True)):
-            settings = Settings(
-                internal_checkpoints=name != "without checkpoints",
-                variant=name if name in VARIANTS else "vllm-0.33",
-                retention=retention,
-                drop_eagle_block=drop,
-                budget=300,
-                max_running=1,
-            )
-            label = ("dense" if retention is None else "R = 0") + ", drop" * drop
-            found[name][label] = check_lockstep(histories, settings, shrink=False).counts
-    return found
+    names = ("vllm-0.33", "without checkpoints", *fixes)
+    cases = list(product(names, _SETTINGS))
+    counts = dict(
+        zip(cases, spread(_counts, *zip(*cases, strict=True), repeat(seeds)), strict=True)
+    )
+    return {name: {setting: counts[name, setting] for setting in _SETTINGS} for name in names}
 
 
-@named("wrong-restores")
-def draw_wrong_restores() -> Drawing:
+@named("wrong-restores", spreads=True)
+def draw_wrong_restores(spread: Spread = map) -> Drawing:
     """Hits that restore the state of another prefix: the released rule against the fixes."""
-    found = wrong_restores()
-    wrong = {name: [c.wrong_restores for c in row.values()] for name, row in found.items()}
+    table = wrong_restores(spread=spread)
+    wrong = {name: [c.wrong_restores for c in row.values()] for name, row in table.items()}
     words = [
         [f"{counts.wrong_restores} of {counts.hits}" for counts in row.values()]
-        for row in found.values()
+        for row in table.values()
     ]
     released, clean = wrong["vllm-0.33"], [n for n in wrong if not any(wrong[n])]
     fixes = [name for name in wrong if name not in ("vllm-0.33", "without checkpoints")]
@@ -62,18 +84,14 @@ def draw_wrong_restores() -> Drawing:
         f"In a model of the released rules {min(released)} to {max(released)} hits restore a wrong "
         f"state; {sum(name in clean for name in fixes)} of {len(fixes)} fixes leave none."
     )
-    rows, columns = list(found), list(found["vllm-0.33"])
+    rows, columns = list(table), list(table["vllm-0.33"])
     figure, [ax] = sheet(finding, [2.2 * len(rows)], left=left_margin(rows))
     limits = (0, max(released))
     draw_heatmap(ax, list(wrong.values()), rows=rows, columns=columns, limits=limits, words=words)
     ax.set_xlabel("wrong restores of all hits, per retention R and block drop")
-    said = (
-        f"{name}: " + ", ".join(f"{c} {w}" for c, w in zip(columns, row, strict=True))
-        for name, row in zip(rows, words, strict=True)
-    )
     alt = (
         f"{finding} Wrong restores of all hits, on a CPU; the released scheduler itself takes the "
-        f"same steps there. {'; '.join(said)}."
+        f"same steps there. {describe_heatmap(rows, columns, words)}."
     )
     return Drawing(figure, finding, alt)
 
@@ -87,11 +105,9 @@ def smallest_failure() -> Drawing:
     settings = Settings(retention=0, max_running=1)
     history = shrink_history([first, second, third], settings)
     run = simulate(history, settings)
-    frames = run_frames(run)
-    [wrong] = [found for found in run.violations if found.kind == "wrong restore"]
+    [wrong] = [violation for violation in run.violations if violation.kind == "wrong restore"]
     finding = (
         f"A hit promises {wrong.claimed} tokens and restores the state of {wrong.held}: "
         f"{len(history)} requests are enough, in a model of the released rules."
     )
-    alt = " ".join(frames[at].sentence for at in key_frames(frames))
-    return Drawing(filmstrip(frames, finding=finding, medium=None), finding, alt)
+    return filmstrip(run_frames(run), finding=finding, medium=None)

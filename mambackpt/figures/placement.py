@@ -8,13 +8,14 @@ from matplotlib.figure import Figure
 
 from mambackpt.draw import (
     Column,
+    Drawing,
     Lane,
     Mark,
     bars_height,
+    describe_bars,
     draw_bars,
     draw_lanes,
     filmstrip,
-    key_frames,
     lanes_height,
     left_margin,
     planned_lane,
@@ -25,7 +26,7 @@ from mambackpt.draw import (
 )
 from mambackpt.engine import Request, Settings, chunk_ends, find_variant, simulate
 from mambackpt.errors import CheckpointValueError
-from mambackpt.figures.registry import Drawing, named
+from mambackpt.figures.registry import named
 from mambackpt.geometry import CacheGeometry
 from mambackpt.models import PRESETS
 from mambackpt.planner import Reason, describe_reason, explain, get_mamba_prefill_checkpoint_reason
@@ -218,7 +219,7 @@ def zero_hit_puzzle() -> Drawing:
         # A rule without the stop at the end of a shared prefix.
         variant=replace(find_variant("vllm-0.33"), name="no junction", junction_stop=lambda *_: 0),
     )
-    lanes, reuses, told = [], [], []
+    lanes, reuses, states_in_words = [], [], []
     for shared, unique in ((1600, 600), (1500, 700)):
         requests = puzzle_requests(shared, unique)
         counts = simulate(requests, settings).counts
@@ -230,7 +231,9 @@ def zero_hit_puzzle() -> Drawing:
         hit = max((at for at in states if at <= shared), default=0)
         assert counts.reused_tokens == counts.hits * hit  # the lane shows what the run did
         reuses.append(f"{counts.hits} of {len(requests)} requests")
-        told.append(f"{shared:,} shared tokens: states after {_listed(states)}, {hit:,} reusable.")
+        states_in_words.append(
+            f"{shared:,} shared tokens: states after {_listed(states)}, {hit:,} reusable."
+        )
         note = f"{reuses[-1]}\nreuse {hit:,} tokens"
         # The keys below the columns name the states already.
         marks = [
@@ -245,7 +248,7 @@ def zero_hit_puzzle() -> Drawing:
     )
     alt = (
         f"{finding} Blocks of {block}, budget {budget:,}, no stop at the end of a shared prefix, "
-        f"no internal checkpoint, one request at a time, no evictions. {' '.join(told)}"
+        f"no internal checkpoint, one request at a time, no evictions. {' '.join(states_in_words)}"
     )
     return Drawing(_lane_sheet(finding, lanes, notes=12), finding, alt)
 
@@ -287,16 +290,12 @@ def block_sizes() -> Drawing:
     figure, [ax] = sheet(finding, [bars_height(len(models))], left=left_margin(labels))
     unit = "tokens per block (bytes of a state / attention bytes per token, rounded up)"
     draw_bars(ax, labels, sizes, unit=unit, words=words, highlight=[0, len(models) - 1])
-    alt = "Bars of tokens per block: " + ", ".join(
-        f"{label} {size:,}" for label, size in zip(labels, sizes, strict=True)
-    )
-    return Drawing(figure, finding, f"{alt}. {finding}")
+    bars = describe_bars(labels, [f"{size:,}" for size in sizes])
+    return Drawing(figure, finding, f"Bars of tokens per block: {bars}. {finding}")
 
 
 @named("sequence")
 def sequence() -> Drawing:
     """The filmstrip of a prompt of 8,000 tokens that moves across blocks, and of its repeat."""
     frames = sequence_frames(8000, CacheGeometry(1536, 1536, 16, 1536))
-    finding = sequence_finding(frames)
-    alt = " ".join(frames[at].sentence for at in key_frames(frames))
-    return Drawing(filmstrip(frames, finding=finding, medium=None), finding, alt)
+    return filmstrip(frames, finding=sequence_finding(frames), medium=None)

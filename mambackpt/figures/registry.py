@@ -5,44 +5,40 @@ same data as what is drawn.
 """
 
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias
 
-from matplotlib.figure import Figure
-
-from mambackpt.draw import style
-from mambackpt.errors import CheckpointValueError
+from mambackpt.draw import Drawing, style
+from mambackpt.errors import CheckpointValueError, checked_int
 from mambackpt.replay import Trace, example_trace
 
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A figure with what it found, in a sentence, and what it shows, for whoever cannot see it."""
-
-    figure: Figure
-    finding: str
-    alt: str
-
-
-T = TypeVar("T")
-FIGURES: dict[str, Callable[[], Drawing]] = {}
+Spread: TypeAlias = Callable[..., Iterable[Any]]  # `map`, or a pool's
+_Figure: TypeAlias = Callable[..., Drawing]
+FIGURES: dict[str, _Figure] = {}
 REPLAYS: dict[str, Callable[[Trace], Drawing]] = {}  # those of FIGURES that replay a trace
+_SPREADING: set[str] = set()  # those whose work a pool's `map` can take
 
 
-def named(name: str) -> Callable[[Callable[[], Drawing]], Callable[[], Drawing]]:
-    """Register the function below as the figure of this name."""
+def named(name: str, *, spreads: bool = False) -> Callable[[_Figure], _Figure]:
+    """Register the function below as the figure of this name.
 
-    def register(function: Callable[[], Drawing]) -> Callable[[], Drawing]:
+    One that ``spreads`` has much to compute, and takes a function like `map` to do it with.
+    """
+
+    def register(function: _Figure) -> _Figure:
         FIGURES[name] = function
+        if spreads:
+            _SPREADING.add(name)
         return function
 
     return register
 
 
 def replayed(name: str) -> Callable[[Callable[[Trace], Drawing]], Callable[[Trace], Drawing]]:
-    """Register the function below as a figure of a request trace, generated unless given."""
+    """Register the function below as a figure of a request trace: the generated one by default."""
 
     def register(function: Callable[[Trace], Drawing]) -> Callable[[Trace], Drawing]:
         REPLAYS[name] = function
@@ -52,14 +48,17 @@ def replayed(name: str) -> Callable[[Callable[[Trace], Drawing]], Callable[[Trac
     return register
 
 
-def draw_figure(name: str, *, medium: str = "review", trace: Trace | None = None) -> Drawing:
+def draw_figure(
+    name: str, *, medium: str = "review", trace: Trace | None = None, spread: Spread = map
+) -> Drawing:
     """Return a figure by its name, at the size of a medium ("review" or "slide").
 
     >>> print(draw_figure("one-forward").finding)
     A checkpoint inside the chunk saves a forward: 8,000 tokens take 1 instead of 2.
 
-    A ``trace`` takes the place of the generated one in the figures that replay requests. Raises
-    CheckpointValueError for another name or medium.
+    A ``trace`` takes the place of the generated one in the figures that replay requests; what takes
+    long is computed by ``spread``, which is `map` or a pool's. Raises CheckpointValueError for
+    another name or medium.
     """
     if name not in FIGURES:
         raise CheckpointValueError(
@@ -68,18 +67,57 @@ def draw_figure(name: str, *, medium: str = "review", trace: Trace | None = None
     with style(medium):
         if trace is not None and name in REPLAYS:
             return REPLAYS[name](trace)
-        return FIGURES[name]()
+        return FIGURES[name](spread) if name in _SPREADING else FIGURES[name]()
+
+
+def save_figures(
+    names: Sequence[str],
+    folder: Path,
+    *,
+    medium: str = "review",
+    trace: Trace | None = None,
+    processes: int | None = None,
+) -> Iterator[tuple[str, list[Path]]]:
+    """Draw figures in several processes; yield each one's finding and paths, in this order.
+
+    Default: as many processes as there are cores, at most four. Raises as `save_figure`.
+    """
+    options = {"medium": medium, "trace": trace}
+    most = min(4, os.cpu_count() or 1) if processes is None else processes
+    processes = checked_int("processes", most, unit="processes")
+    if processes == 1:
+        for name in names:
+            yield _saved(name, folder, options)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        whole = [name for name in names if name not in _SPREADING]
+        saved = {name: pool.submit(_saved, name, folder, options) for name in whole}
+        for name in names:
+            if name in saved:
+                yield saved[name].result()
+            else:
+                yield _saved(name, folder, {**options, "spread": pool.map})
+
+
+def _saved(name: str, folder: Path, options: dict[str, Any]) -> tuple[str, list[Path]]:
+    drawing, paths = save_figure(name, folder, **options)
+    return drawing.finding, paths
 
 
 def save_figure(
-    name: str, folder: Path, *, medium: str = "review", trace: Trace | None = None
+    name: str,
+    folder: Path,
+    *,
+    medium: str = "review",
+    trace: Trace | None = None,
+    spread: Spread = map,
 ) -> tuple[Drawing, list[Path]]:
     """Draw a figure and write it as SVG and PDF; return it with the paths.
 
     The same bytes on every run. The SVG carries finding and alt text. Raises as `draw_figure`, and
     writes nothing then.
     """
-    drawing = draw_figure(name, medium=medium, trace=trace)
+    drawing = draw_figure(name, medium=medium, trace=trace, spread=spread)
     blank = dict.fromkeys(("Creator", "Producer"))
     finding, alt = drawing.finding, drawing.alt
     metadata = {
@@ -88,10 +126,10 @@ def save_figure(
     }
     paths = []
     for kind, about in metadata.items():
-        made = io.BytesIO()
+        page = io.BytesIO()
         with style(medium):
-            drawing.figure.savefig(made, format=kind, metadata=about)
+            drawing.figure.savefig(page, format=kind, metadata=about)
         paths.append(folder / f"{name}.{kind}")
         folder.mkdir(parents=True, exist_ok=True)
-        paths[-1].write_bytes(made.getvalue())
+        paths[-1].write_bytes(page.getvalue())
     return drawing, paths

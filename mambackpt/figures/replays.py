@@ -1,30 +1,32 @@
 """Figures of what a checkpoint is worth on a trace."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
-
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from typing import TypeVar
 
 from mambackpt.draw import (
     GREY,
     HIT,
     STATE,
+    Drawing,
     bars_height,
+    describe_heatmap,
     draw_bars,
     draw_curves,
     draw_heatmap,
+    fit_y,
     left_margin,
+    name_points,
+    numeral,
     sheet,
-    text_width,
-    wrap,
+    write_note,
 )
-from mambackpt.figures.registry import Drawing, T, replayed
+from mambackpt.figures.registry import replayed
 from mambackpt.models import PRESETS
 from mambackpt.replay import Replay, Rule, Trace, optimal, replay
 
+_T = TypeVar("_T")
 PLACEMENTS = ("all", "last", "last+junction", "last+junction+chunk")
 # What a state costs in tokens of attention cache differs by a factor of ten from each to the next.
 _COSTS = ("kimi-k3", "qwen3-next", "kimi-k3-tp16-bf16")
@@ -70,30 +72,12 @@ def _asked(trace: Trace) -> str:
     return f"{len(trace):,} requests ({trace.name})"
 
 
-def _together(values: Mapping[str, T]) -> dict[T, str]:
+def _together(values: Mapping[str, _T]) -> dict[_T, str]:
     """The names of each value, joined."""
     return {
         value: " or ".join(name for name, other in values.items() if other == value)
         for value in values.values()
     }
-
-
-def _fit_y(ax: Axes, rows: Iterable[Sequence[float]], *, least: float | None = None) -> None:
-    """Scale an axis to whole ticks around these values, with room above for names of curves."""
-    values = [value for row in rows for value in row]
-    low = min(values) if least is None else least
-    top = max(values) + 0.2 * (max(values) - low)
-    ticks = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, top)
-    ax.set_ylim(ticks[0], ticks[-1])
-    ax.set_yticks(ticks)
-
-
-def _note(ax: Axes, words: str) -> None:
-    """Write a note over the width of an Axes that is there for it."""
-    em = float(ax.xaxis.label.get_fontsize())
-    width = ax.bbox.width * 72 / ax.figure.dpi / em
-    ax.set_axis_off()
-    ax.text(0, 1, wrap(words, width), va="top", transform=ax.transAxes)
 
 
 _ONE_AT_A_TIME = "A simplification: one request at a time, no states of decode steps."
@@ -107,28 +91,28 @@ def _millions(tokens: float) -> str:
 def reuse_against_block(trace: Trace) -> Drawing:
     """Reused share and recomputed tokens of four rules against the block size."""
     blocks = [least_block(trace) * step for step in _STEPS]
-    found = {rule: [replay(trace, rule, block=block) for block in blocks] for rule in PLACEMENTS}
-    work = {rule: [run.recomputed / 1e6 for run in runs] for rule, runs in found.items()}
-    reuse = {rule: [100 * run.hit_rate for run in runs] for rule, runs in found.items()}
+    runs = {rule: [replay(trace, rule, block=block) for block in blocks] for rule in PLACEMENTS}
+    work = {rule: [run.recomputed / 1e6 for run in row] for rule, row in runs.items()}
+    reuse = {rule: [100 * run.hit_rate for run in row] for rule, row in runs.items()}
     changes = {rule: 100 * (row[-1] / row[0] - 1) for rule, row in work.items()}
-    told = (
+    compared = (
         f"{abs(changes[rule]):.0f} % {'more' if changes[rule] > 0 else 'less'} under '{rule}'"
         for rule in ("all", "last")
     )
     finding = (
-        f"Blocks of {blocks[-1]:,} instead of {blocks[0]:,} tokens recompute {', '.join(told)}."
+        f"Blocks of {blocks[-1]:,} instead of {blocks[0]:,} tokens recompute {', '.join(compared)}."
     )
     figure, [*axes, notes] = sheet(finding, [13, 13, 1], left=5, right=13)
     chosen = {"all": STATE, "last": HIT}
     for ax, rows, label in zip(
         axes, (reuse, work), ("reused (% of prompt)", "recomputed (M tokens)"), strict=True
     ):
-        _fit_y(ax, rows.values(), least=0 if rows is work else None)
+        fit_y(ax, rows.values(), least=0 if rows is work else None)
         lines = {rule: (blocks, row) for rule, row in rows.items()}
         draw_curves(
             ax, lines, x_label="tokens per block", y_label=label, highlight=chosen, log_x=True
         )
-    _note(notes, f"{_asked(trace)}, unlimited memory")
+    write_note(notes, f"{_asked(trace)}, unlimited memory")
     said = (
         f"{rule}: {row[0]:.1f} to {row[-1]:.1f} % reused, {work[rule][0]:,.1f} to "
         f"{work[rule][-1]:,.1f} million tokens recomputed"
@@ -157,16 +141,16 @@ def pool_exchange_rates(trace: Trace) -> Drawing:
     at = 3
     best = {name: max(PLACEMENTS, key=lambda rule: reuse[name][rule][at]) for name in _COSTS}
     costs = _together({f"{rates[name]:,.0f}": rule for name, rule in best.items()})
-    told = (f"'{rule}' where a state costs {cost}" for rule, cost in costs.items())
+    winners = (f"'{rule}' where a state costs {cost}" for rule, cost in costs.items())
     finding = (
-        f"In a pool of {_millions(pools[at])} tokens the best rule is {', '.join(told)} tokens of "
-        "attention cache."
+        f"In a pool of {_millions(pools[at])} tokens the best rule is {', '.join(winners)} tokens "
+        "of attention cache."
     )
     figure, [*axes, notes] = sheet(finding, [11] * len(rates) + [3], left=5, right=13)
     shown = [row for rows in reuse.values() for row in rows.values()]
     places = [tokens / 1e6 for tokens in pools]
     for ax, name in zip(axes, _COSTS, strict=True):
-        _fit_y(ax, shown, least=0)
+        fit_y(ax, shown, least=0)
         lines = {
             "attention alone" if rule == "attention" else rule: (places, row)
             for rule, row in reuse[name].items()
@@ -174,17 +158,17 @@ def pool_exchange_rates(trace: Trace) -> Drawing:
         label = f"{name}, a state costs {rates[name]:,.0f} tokens: pool (M tokens)"
         highlight = {best[name]: HIT}
         draw_curves(ax, lines, x_label=label, y_label="reused (%)", highlight=highlight, log_x=True)
-    _note(
+    write_note(
         notes,
         f"Pool in million tokens of attention cache, if it held no state; {_asked(trace)}, blocks "
         f"of {block:,}. {_ONE_AT_A_TIME}",
     )
-    said = (
-        f"{name}, a state costs {rates[name]:,.0f} tokens: "
-        + ", ".join(f"{rule} {row[at]:.1f} %" for rule, row in reuse[name].items())
-        for name in _COSTS
+    said = describe_heatmap(
+        [f"{name}, a state costs {rates[name]:,.0f} tokens" for name in _COSTS],
+        list(reuse[_COSTS[0]]),
+        [[f"{row[at]:.1f} %" for row in reuse[name].values()] for name in _COSTS],
     )
-    alt = f"{finding} {_ONE_AT_A_TIME} Reused in that pool, by model: {'; '.join(said)}."
+    alt = f"{finding} {_ONE_AT_A_TIME} Reused in that pool, by model: {said}."
     return Drawing(figure, finding, alt)
 
 
@@ -230,18 +214,18 @@ def states_against_reuse(trace: Trace) -> Drawing:
     ax.set_xlim(2.0 ** (powers[0] - 0.3), 2.0 ** powers[-1])
     said_powers = [f"{1 << power}" if power >= 0 else f"1/{1 << -power}" for power in powers]
     ax.set_xticks([2.0**power for power in powers], said_powers)
-    _fit_y(ax, [y])
+    fit_y(ax, [y])
     ax.plot(x[: len(floor)], y[: len(floor)], ".-", color=GREY, zorder=1)
     for rule, (across, up) in points.items():
         kind = HIT if rule == chosen else GREY
         ax.plot(across, up, "o", color=kind, mfc=kind if rule == chosen else "white", zorder=3)
     ax.set_xlabel("states written per request")
-    _note(notes, f"{_asked(trace)}, blocks of {block:,}, unlimited memory")
+    write_note(notes, f"{_asked(trace)}, blocks of {block:,}, unlimited memory")
     ax.set_ylabel("reused (% of prompt)")
     ends = {f"{n}": point for n, point in zip(counts, floor, strict=True)}
     order = sorted(points, key=lambda rule: -points[rule][1])
     letters = {rule: "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[at] for at, rule in enumerate(order)}
-    _name_points(ax, {**ends, **{letters[rule]: points[rule] for rule in order}}, floor)
+    name_points(ax, {**ends, **{letters[rule]: points[rule] for rule in order}}, floor)
     keys = [f"{letters[rule]}  {rule}" for rule in order]
     keys.append(f"{counts[0]} ... {counts[-1]}  best so many\nfixed positions, known\nin advance")
     ax.text(1.03, 1, "\n".join(keys), va="top", linespacing=1.5, transform=ax.transAxes)
@@ -251,47 +235,6 @@ def states_against_reuse(trace: Trace) -> Drawing:
         f"{finding} Reused, with states per request: {said}. Best so many fixed positions: {fixed}."
     )
     return Drawing(figure, finding, alt)
-
-
-def _name_points(
-    ax: Axes, points: dict[str, tuple[float, float]], line: Sequence[tuple[float, float]]
-) -> None:
-    """Name each point where the name meets no other and not the line; close points share names."""
-    em = float(ax.xaxis.label.get_fontsize())
-    scale = 72 / ax.figure.dpi / em
-
-    def place(point: tuple[float, float]) -> tuple[float, float]:
-        across, up = ax.transData.transform(point) * scale
-        return float(across), float(up)
-
-    groups: dict[tuple[float, float], list[str]] = {}
-    for name, point in points.items():
-        at = place(point)
-        close = (c for c in groups if max(abs(place(c)[0] - at[0]), abs(place(c)[1] - at[1])) < 0.4)
-        groups.setdefault(next(close, point), []).append(name)
-    taken = [(x - 0.4, y - 0.4, x + 0.4, y + 0.4) for x, y in map(place, groups)]
-    for (x, y), (right, top) in pairwise(map(place, line)):
-        steps = [number / 12 for number in range(13)]
-        path = [(x + part * (right - x), y + part * (top - y)) for part in steps]
-        taken += [(x - 0.1, y - 0.1, x + 0.1, y + 0.1) for x, y in path]
-    for point, names in groups.items():
-        words = ", ".join(names)
-        width, (x, y) = text_width(words) + 0.3, place(point)
-        spots = [
-            (x + (distance if side > 0 else -distance - width), y + up - 0.65)
-            for distance, side, up in product((0.6, 1.4), (1, -1), (0, 0.9, -0.9, 1.7, -1.7))
-        ]
-        boxes = [(left, bottom, left + width, bottom + 1.3) for left, bottom in spots]
-        box = min(boxes, key=lambda box: sum(_meet(box, other) for other in taken))
-        taken.append(box)
-        offset = ((box[0] - x) * em, ((box[1] + box[3]) / 2 - y) * em)
-        ax.annotate(words, point, offset, textcoords="offset points", va="center")
-
-
-def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """The area that two boxes share."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    return max(width, 0) * max(min(one[3], other[3]) - max(one[1], other[1]), 0)
 
 
 @replayed("retention")
@@ -309,13 +252,13 @@ def retention(trace: Trace) -> Drawing:
     work = {name: [run.recomputed / 1e6 for run in row] for name, row in runs.items()}
     best = {name: every[row.index(min(row))] for name, row in work.items()}
     limited = {name.removesuffix(" tokens"): best[name] for name in list(work)[1:]}
-    told = (f"every {K:,} in a pool of {where}" for K, where in _together(limited).items())
+    in_pools = (f"every {K:,} in a pool of {where}" for K, where in _together(limited).items())
     finding = (
         f"Least is recomputed with a state every {best['unlimited']:,} tokens in unlimited memory, "
-        f"{', '.join(told)} tokens."
+        f"{', '.join(in_pools)} tokens."
     )
     figure, [*axes, notes] = sheet(finding, [14, 9, 1], left=5, right=11)
-    _fit_y(axes[0], work.values(), least=0)
+    fit_y(axes[0], work.values(), least=0)
     label = "recomputed (M tokens)"
     lines = {name: (every, row) for name, row in work.items()}
     draw_curves(axes[0], lines, x_label="interval K (tokens)", y_label=label, log_x=True)
@@ -325,9 +268,9 @@ def retention(trace: Trace) -> Drawing:
     states = {"unlimited": (every, written)}
     label = "states per request"
     x_label = "interval K (tokens)"
-    _fit_y(axes[1], [written], least=0)
+    fit_y(axes[1], [written], least=0)
     draw_curves(axes[1], states, x_label=x_label, y_label=label, log_x=True)
-    _note(notes, f"{_asked(trace)}, {model}. {_ONE_AT_A_TIME}")
+    write_note(notes, f"{_asked(trace)}, {model}. {_ONE_AT_A_TIME}")
     said = "; ".join(
         f"{name}: {row[0]:,.1f} at {every[0]:,}, least {min(row):,.1f} at {best[name]:,}, "
         f"{row[-1]:,.1f} at {every[-1]:,}"
@@ -367,9 +310,10 @@ def evictions(trace: Trace) -> Drawing:
     (rule, order), gain = max(gains.items(), key=lambda item: item[1])
     worst, loss = min(gains.items(), key=lambda item: item[1])
     finding = (
-        f"Against one LRU order, looking at states changes reuse by {loss:+.1f} points "
-        f"('{worst[1]}' under '{worst[0]}') to {gain:+.1f} ('{order}' under '{rule}')."
-    ).replace("-", "−", 1)
+        f"Against one LRU order, looking at states changes reuse by {numeral(loss, '+z.1f')} "
+        f"points ('{worst[1]}' under '{worst[0]}') to {numeral(gain, '+z.1f')} ('{order}' under "
+        f"'{rule}')."
+    )
     figure, [ax, notes] = sheet(finding, [2.4 * len(reuse), 3], left=left_margin(reuse))
     limits = (min(map(min, reuse.values())), max(map(max, reuse.values())))
     words = [[f"{value:.1f} %" for value in row] for row in reuse.values()]
@@ -377,16 +321,12 @@ def evictions(trace: Trace) -> Drawing:
         ax, list(reuse.values()), rows=list(reuse), columns=ORDERS, limits=limits, words=words
     )
     ax.set_xlabel("reused, by order of eviction")
-    _note(
+    write_note(
         notes,
         f"{model}, a pool of {_millions(tokens)} tokens, blocks of {block:,}, {_asked(trace)}; "
         f"'flops' weighs by the shape of a 7B hybrid. {_ONE_AT_A_TIME}",
     )
-    said = (
-        f"{name}: " + ", ".join(f"{order} {word}" for order, word in zip(ORDERS, row, strict=True))
-        for name, row in zip(reuse, words, strict=True)
-    )
-    return Drawing(figure, finding, f"{finding} {'; '.join(said)}.")
+    return Drawing(figure, finding, f"{finding} {describe_heatmap(list(reuse), ORDERS, words)}.")
 
 
 @replayed("reads-by-part")
@@ -427,13 +367,14 @@ def reads_by_part(trace: Trace) -> Drawing:
         draw_bars(ax, parts, row, unit=f"% of reads, {name}", words=words, highlight=chosen)
     for ax in axes:
         ax.set_xlim(0, max(ax.get_xlim()[1] for ax in axes))
-    _note(
+    write_note(
         notes,
         f"A read: a request resumes after a state. '{rule}', blocks of {block:,}, {model}, "
         f"{_asked(trace)}. {_ONE_AT_A_TIME}",
     )
-    said = "; ".join(
-        f"in {name}: " + ", ".join(f"{part} {share:.1f} %" for part, share in row.items())
-        for name, row in shares.items()
+    said = describe_heatmap(
+        [f"in {name}" for name in shares],
+        parts,
+        [[f"{share:.1f} %" for share in row.values()] for row in shares.values()],
     )
     return Drawing(figure, finding, f"{finding} Reads by the part of '{rule}', {said}.")

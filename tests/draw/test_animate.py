@@ -13,13 +13,11 @@ from matplotlib.figure import Figure
 
 from mambackpt import CacheGeometry, CheckpointValueError
 from mambackpt.draw.animate import (
-    MOST_FRAMES,
+    _MOST_FRAMES,
     Frame,
     SequenceAnimation,
+    _embedded_frames,
     animate_sequence,
-    draw_filmstrip,
-    draw_frame,
-    embedded_frames,
     filmstrip,
     key_frames,
     player_html,
@@ -27,7 +25,7 @@ from mambackpt.draw.animate import (
     sequence_finding,
     sequence_frames,
 )
-from mambackpt.draw.lanes import Column, lanes_height
+from mambackpt.draw.lanes import Column, draw_lanes, lanes_height
 from mambackpt.draw.sheet import left_margin, sheet, style
 from mambackpt.engine import Request, Run, Settings, simulate
 
@@ -47,7 +45,7 @@ def roles(frame: Frame) -> list[str]:
 
 def test_a_prompt_moves_across_blocks_and_another_resumes() -> None:
     frames = sequence_frames(8000, K3)
-    assert len(frames) <= MOST_FRAMES
+    assert len(frames) <= _MOST_FRAMES
     first = frames[0].lane
     assert (first.start, first.ends, first.total) == (0, (), 8000)
     assert roles(frames[0]) == ["null"] * 4 + ["checkpoint", "running"]
@@ -145,7 +143,7 @@ def test_frames_end_as_the_engine_does(
 ) -> None:
     geometry = CacheGeometry(16, 16 * per_block, A, 16, drop)
     frames = sequence_frames(prompt, geometry, budget=budget, retention=retention)
-    assert 2 <= len(frames) <= MOST_FRAMES
+    assert 2 <= len(frames) <= _MOST_FRAMES
     assert frames[-1].lane.seq_len == prompt
     assert frames[-1].lane.columns[-1].held == prompt
     assert all(column.right for frame in frames for column in frame.lane.columns)
@@ -167,14 +165,13 @@ def test_too_many_steps_are_refused_and_not_cut() -> None:
 def test_a_filmstrip_has_four_to_six_panels_of_key_frames() -> None:
     frames = sequence_frames(8000, K3)
     assert 4 <= len(key_frames(frames)) <= 6
-    figure = filmstrip(frames, finding="1 finding.")
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    drawing = filmstrip(frames, finding="1 finding.")
+    labels = [label.get_text() for label in drawing.figure.axes[0].get_yticklabels()]
     assert labels == [f"step {at + 1}" for at in key_frames(frames)]
-    with style():
-        _, [ax] = sheet("1 finding.", [lanes_height(2, caption_lines=2)])
-        assert draw_filmstrip(ax, frames, panels=2) is ax
+    assert drawing.alt == " ".join(frames[at].sentence for at in key_frames(frames))
+    assert len(filmstrip(frames, finding="1.", panels=2).figure.axes[0].get_yticks()) == 2
     with pytest.raises(CheckpointValueError, match="panels is 1"):
-        key_frames(frames, panels=1)
+        filmstrip(frames, finding="1 finding.", panels=1)
 
 
 def test_frame_k_equals_the_still_of_step_k() -> None:
@@ -186,7 +183,7 @@ def test_frame_k_equals_the_still_of_step_k() -> None:
         animation.update(number)
         with style():
             still, [ax] = sheet("1 finding.", [lanes_height(1, caption_lines=2)], left=left)
-            draw_frame(ax, frames[number], width=width)
+            draw_lanes(ax, [frames[number].captioned], caption_lines=2, width=width)
         assert np.array_equal(pixels(animation.figure), pixels(still)), number
     player_html(animation, alt="A sequence.")
 
@@ -198,7 +195,7 @@ def test_a_player_embeds_every_frame_once_and_the_same_bytes_each_time() -> None
         pages.append(player_html(animation, alt="A < B"))
     assert pages[0] == pages[1]
     page = pages[0]
-    assert embedded_frames(page) == len(animation.story) == 10
+    assert _embedded_frames(page) == len(animation.story) == 10
     assert len(page) < 0.5e6
     assert 'alt="A &lt; B"' in page
     assert re.search(r'value="once"[^>]*checked', page)
@@ -216,7 +213,7 @@ def test_dropped_frames_are_an_error(caplog: pytest.LogCaptureFixture) -> None:
     animation = SequenceAnimation(frames, finding="1 finding.")
     with pytest.raises(CheckpointValueError, match=r"^\d+ of 60 frames fit into 0.02 MB"):
         player_html(animation, alt="Too long.", most_megabytes=0.02)
-    assert embedded_frames(player_html(animation, alt="Long.", most_megabytes=5)) == 60
+    assert _embedded_frames(player_html(animation, alt="Long.", most_megabytes=5)) == 60
 
 
 def test_an_animation_that_is_returned_is_not_collected_undrawn() -> None:
@@ -228,7 +225,7 @@ def test_an_animation_that_is_returned_is_not_collected_undrawn() -> None:
         page = player_html(animation, alt="A sequence.")
         del animation
         gc.collect()
-    assert embedded_frames(page) > 0
+    assert _embedded_frames(page) > 0
 
 
 def test_an_animation_opens_no_pyplot_figure_and_leaves_settings_alone() -> None:

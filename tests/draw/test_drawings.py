@@ -22,12 +22,10 @@ from mambackpt.draw.lanes import (
     Lanes,
     Mark,
     describe_columns,
-    draw_block_table,
     draw_lanes,
     lanes_height,
     planned_lane,
     scheduled_lane,
-    table_height,
 )
 from mambackpt.draw.sheet import left_margin, sheet, style, text_width, wrap
 
@@ -212,24 +210,6 @@ def test_labels_of_a_lane_do_not_overlap_and_stay_inside(sizes: tuple[int, int])
             assert across <= 0 or down <= 2, (words, other)
 
 
-def test_a_block_table_shows_blocks_roles_and_keys() -> None:
-    rows = {
-        "request A": [
-            Column(),
-            Column("checkpoint", 384, 384, block=8),
-            Column("running", block=9),
-        ],
-        "request B": [Column("previous", 384, 384, block=8), Column("speculative", block=11)],
-    }
-    ax = an_axes(table_height(2))
-    with style():
-        assert draw_block_table(ax, rows) is ax
-    words = words_on(ax)
-    for expected in ("request A", "–", "8", "checkpoint", "key 384", "running", "speculative"):
-        assert expected in words
-    assert words.count("8") == 2
-
-
 def test_bars_start_at_zero_and_say_their_values() -> None:
     ax = an_axes(bars_height(2))
     with style():
@@ -268,7 +248,8 @@ def test_timings_show_median_band_and_share() -> None:
     words = words_on(ax)
     assert words.index("export") < words.index("index_copy_")
     assert "20 µs, 1.00 ×" in words
-    assert [list(line.get_xdata()) for line in ax.lines] == [[19, 25], [39, 45]]
+    [bands] = ax.collections
+    assert [segment[:, 0].tolist() for segment in bands.get_segments()] == [[19, 25], [39, 45]]
     with pytest.raises(CheckpointValueError, match="no timing has"):
         draw_timings(ax, TIMINGS, **(chosen | {"size": 9}))
 

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from mambackpt import CheckpointValueError
-from mambackpt.draw.show import figure_html, figure_png, show, show_animation, show_table
+from mambackpt.draw.sheet import Drawing
+from mambackpt.draw.show import figure_html, figure_png, show, show_table
 from mambackpt.figures.registry import draw_figure
 
 
@@ -27,7 +28,8 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 
 def test_a_figure_is_shown_with_its_alt_text_and_closed(shown: list[dict[str, str]]) -> None:
     figure, _ = plt.subplots()
-    show(figure, alt='7,680 < 8,000 & "kept"', caption="Notice the column.")
+    drawing = Drawing(figure, "A state is kept.", '7,680 < 8,000 & "kept"')
+    show(drawing, caption="Notice the column.")
     [bundle] = shown
     assert set(bundle) == {"text/plain", "text/html", "image/png"}
     page = bundle["text/html"]
@@ -48,7 +50,7 @@ def test_a_blank_alt_text_is_refused_and_the_figure_closed(
 ) -> None:
     figure, _ = plt.subplots()
     with pytest.raises(CheckpointValueError, match=r"alt is .* Try the finding"):
-        show(figure, alt=alt)
+        show(Drawing(figure, "A state is kept.", alt))
     assert shown == []
     assert not plt.fignum_exists(figure.number)
     with pytest.raises(CheckpointValueError):
@@ -57,25 +59,22 @@ def test_a_blank_alt_text_is_refused_and_the_figure_closed(
 
 def test_alt_is_required() -> None:
     with pytest.raises(TypeError):
-        show(Figure())  # type: ignore[call-arg]
+        Drawing(Figure(), "A state is kept.")  # type: ignore[call-arg]
+
+
+def test_all_colours_are_kept_where_bytes_do_not_matter() -> None:
+    figure = Figure(figsize=(1, 1))
+    figure.figimage(np.arange(110 * 110 * 3, dtype=np.uint8).reshape(110, 110, 3))
+    pictures = (figure_png(figure, colours=colours) for colours in (128, None))
+    few, every = (Image.open(io.BytesIO(picture)).convert("RGB") for picture in pictures)
+    assert few.size == every.size == (110, 110)
+    assert len(few.getcolors()) <= 128 < len(every.getcolors(2**24))
 
 
 def test_a_picture_is_small_and_the_same_on_every_run() -> None:
     pictures = [figure_png(draw_figure("where-it-lands").figure) for _ in range(2)]
     assert pictures[0] == pictures[1]
     assert len(pictures[0]) < 40_000, "a notebook of six such figures stays below 300 kB"
-
-
-def test_the_filmstrip_comes_before_the_player(shown: list[dict[str, str]]) -> None:
-    show_animation(Figure(figsize=(1, 1)), "<div>player</div>", alt="Six steps.")
-    assert [sorted(bundle) for bundle in shown] == [
-        ["image/png", "text/html", "text/plain"],
-        ["text/html", "text/plain"],
-    ]
-    assert shown[1]["text/html"] == "<div>player</div>"
-    with pytest.raises(CheckpointValueError):
-        show_animation(Figure(figsize=(1, 1)), "<div>player</div>", alt="")
-    assert len(shown) == 2
 
 
 def test_a_table_aligns_numbers_and_escapes_words(shown: list[dict[str, str]]) -> None:

@@ -9,16 +9,14 @@ from hypothesis import strategies as st
 from ipywidgets import IntSlider, VBox, Widget
 from ipywidgets.widgets import widget as registry
 
-from mambackpt.course import check_answer, check_function
 from mambackpt.draw.lanes import Lane
 from mambackpt.draw.show import figure_png
 from mambackpt.engine import Request, Settings, simulate
 from mambackpt.engine.events import Hit
-from mambackpt.errors import CheckpointError, CheckpointValueError
+from mambackpt.errors import CheckpointValueError
 from mambackpt.explore.lanes import (
     View,
     _Screen,
-    draw_view,
     explore_placement,
     explore_sequence,
     explore_views,
@@ -137,9 +135,9 @@ def test_a_query_must_have_a_token_to_compute() -> None:
 
 
 def test_the_alt_text_names_the_finding_and_the_columns() -> None:
-    view = placement_view(8000, 0, PLAIN)
-    assert view.alt.startswith(view.finding)
-    assert "column 4: checkpoint, key 7,680" in view.alt
+    drawing = placement_view(8000, 0, PLAIN).draw()
+    assert drawing.alt.startswith(drawing.finding)
+    assert "column 4: checkpoint, key 7,680" in drawing.alt
 
 
 # ---- pictures ----------------------------------------------------------------------------------
@@ -161,7 +159,7 @@ def test_a_redrawn_picture_is_the_picture_of_a_new_explorer(
     screen = _Screen(placement_view(8000, 0, PLAIN))
     for other in PLACEMENTS:
         screen.draw(placement_view(*other))
-    assert figure_png(screen.draw(view)) == figure_png(draw_view(view))
+    assert figure_png(screen.draw(view).figure) == figure_png(view.draw().figure)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +170,7 @@ def test_a_redrawn_picture_is_the_picture_of_a_new_explorer(
     ids=lambda view: view.finding[:30],
 )
 def test_nothing_in_a_picture_is_cut_off(view: View) -> None:
-    figure = draw_view(view)
+    figure = view.draw().figure
     figure.canvas.draw()
     texts = [text for ax in figure.axes for text in ax.texts] + list(figure.texts)
     for text in texts:
@@ -186,7 +184,7 @@ def test_nothing_in_a_picture_is_cut_off(view: View) -> None:
 
 def test_the_finding_does_not_run_into_the_lanes() -> None:
     for view in (sequence_view(8000, 8192, PLAIN), *(placement_view(*n) for n in PLACEMENTS)):
-        figure = draw_view(view)
+        figure = view.draw().figure
         figure.canvas.draw()
         lowest = figure.texts[0].get_window_extent().y0
         assert lowest >= figure.axes[0].get_window_extent().y1
@@ -345,45 +343,13 @@ def test_a_redraw_makes_no_new_artists() -> None:
 
 
 def test_the_picture_really_changes() -> None:
-    one, other = (figure_png(draw_view(placement_view(*numbers))) for numbers in PLACEMENTS[:2])
+    one, other = (figure_png(placement_view(*numbers).draw().figure) for numbers in PLACEMENTS[:2])
     assert one != other
 
 
 def test_an_empty_view_is_a_picture_too() -> None:
     lane = Lane("nothing", 4, 0, ())
-    assert figure_png(draw_view(View("Nothing is there.", (lane,))))
-
-
-# ---- exercises ---------------------------------------------------------------------------------
-
-
-def test_an_answer_is_open_wrong_or_right() -> None:
-    assert check_answer(..., 3, hint="Count.").right is None
-    wrong = check_answer(4, 3, hint="Count.")
-    assert wrong.right is False
-    assert wrong.sentence == "Not yet: 4. Count."
-    assert "3" not in wrong.sentence  # the answer is not given away
-    assert check_answer(3, 3, hint="Count.").right is True
-    assert check_answer(True, 1, hint="Count.").right is False
-    assert not check_answer(..., 3, hint="Count.")
-
-
-def test_a_function_is_checked_up_to_the_first_case_that_differs() -> None:
-    cases = [(7, 4), (8, 4), (9, 4)]
-
-    def truth(n: int, unit: int) -> int:
-        return (n - 1) // unit * unit
-
-    assert check_function(lambda n, u: ..., truth, cases).right is None
-    verdict = check_function(lambda n, u: n // u * u, truth, cases)
-    assert verdict.right is False
-    assert "(8, 4)" in verdict.sentence
-    assert check_function(truth, truth, cases).right is True
-
-
-def test_a_check_that_could_not_fail_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="at least one"):
-        check_function(abs, abs, [])
+    assert figure_png(View("Nothing is there.", (lane,)).draw().figure)
 
 
 # ---- replays -----------------------------------------------------------------------------------
@@ -394,16 +360,17 @@ REQUESTS = generate_documents(120)
 @pytest.mark.parametrize("pool", [None, 500_000])
 def test_a_replay_view_tells_what_the_replays_found(pool: int | None) -> None:
     view = replay_view(REQUESTS, "interval(32768)", block=512, model="kimi-k3", pool=pool)
+    alt = view.draw().alt
     size = None if pool is None else pool * 13_824
     for rule, recomputed, words in zip(view.rules, view.recomputed, view.words, strict=True):
         run = replay(REQUESTS, rule, block=512, model="kimi-k3", pool_bytes=size)
         assert recomputed == run.recomputed
         assert f"{100 * run.hit_rate:.1f} % reused" in words
-        assert words in view.alt
+        assert words in alt
     least = min(view.recomputed[:-1])
     assert view.rules[view.mine] == "interval(32768)"
     assert f"{abs(view.recomputed[-1] - least):,} " in view.finding
-    assert "one at a time" in view.alt
+    assert "one at a time" in alt
 
 
 def test_a_rule_that_is_among_the_usual_ones_is_shown_once() -> None:
