@@ -2,6 +2,8 @@
 
 import itertools
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import matplotlib as mpl
@@ -11,12 +13,20 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from mambackpt import CacheGeometry, CheckpointValueError, Reason, explain
-from mambackpt.draw.sheet import MEDIA, style
+from mambackpt.draw.charts import draw_bars
+from mambackpt.draw.sheet import MEDIA, Drawing, sheet, style
 from mambackpt.engine import chunk_ends
 from mambackpt.figures.command import main
 from mambackpt.figures.lockstep import wrong_restores
 from mambackpt.figures.placement import puzzle_requests, smallest_outside, smallest_refused
-from mambackpt.figures.registry import FIGURES, Drawing, draw_figure, save_figure
+from mambackpt.figures.registry import (
+    FIGURES,
+    Spread,
+    draw_figure,
+    named,
+    save_figure,
+    save_figures,
+)
 from mambackpt.figures.replays import PLACEMENTS, first_requests, optimal_replays, pool_sizes
 from mambackpt.models.presets import PRESETS
 from mambackpt.planner import get_mamba_prefill_checkpoint_reason
@@ -26,28 +36,40 @@ from mambackpt.replay.rules import expected_recompute, optimal_positions
 from mambackpt.replay.run import replay
 
 EACH = pytest.mark.parametrize(("name", "medium"), list(itertools.product(FIGURES, MEDIA)))
-_drawn: dict[tuple[str, str], Drawing] = {}
+Saved = Callable[[str], list[Path]]
 
 
+@cache
 def drawing_of(name: str, medium: str) -> Drawing:
     """One drawing per figure and medium for all tests that only look at it."""
-    if (name, medium) not in _drawn:
-        _drawn[name, medium] = draw_figure(name, medium=medium)
-    return _drawn[name, medium]
+    return draw_figure(name, medium=medium)
+
+
+@cache
+def texts_in(name: str, medium: str) -> list[tuple[str, "mpl.transforms.Bbox"]]:
+    """Its texts, laid out once."""
+    return texts_of(drawing_of(name, medium).figure)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Path]]:
+    """Every figure's files, drawn and written once for all tests that only read them."""
+    folder = tmp_path_factory.mktemp("saved")
+    return cache(lambda name: save_figure(name, folder)[1])
 
 
 def texts_of(figure: Figure) -> list[tuple[str, "mpl.transforms.Bbox"]]:
     """Every text that can be seen, with its extent in pixels."""
     FigureCanvasAgg(figure).draw()
-    found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
-    boxes = [(text.get_text(), text.get_window_extent()) for text in found]
+    seen = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in seen]
     return [(words, box) for words, box in boxes if box.width > 0]
 
 
 @EACH
 def test_no_text_is_clipped_and_no_two_overlap(name: str, medium: str) -> None:
     figure = drawing_of(name, medium).figure
-    boxes = texts_of(figure)
+    boxes = texts_in(name, medium)
     assert len(boxes) > 5
     for words, box in boxes:
         inside = figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
@@ -96,25 +118,55 @@ def test_only_state_checkpoint_hit_and_error_have_colours(name: str, medium: str
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_second_run_writes_the_same_bytes(name: str, tmp_path: Path) -> None:
-    _, first = save_figure(name, tmp_path / "first")
+def test_a_second_run_writes_the_same_bytes(name: str, saved: Saved, tmp_path: Path) -> None:
     _, second = save_figure(name, tmp_path / "second")
-    assert [path.suffix for path in first] == [".svg", ".pdf"]
-    for one, other in zip(first, second, strict=True):
+    assert [path.suffix for path in second] == [".svg", ".pdf"]
+    for one, other in zip(saved(name), second, strict=True):
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_committed_figures_are_what_the_code_draws(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FIGURES)
+def test_committed_figures_are_what_the_code_draws(name: str, saved: Saved, root: Path) -> None:
     """SVGs only: a PDF's streams depend on the machine's zlib."""
-    for name in FIGURES:
-        _, [svg, pdf] = save_figure(name, tmp_path)
-        committed = root / "notebooks/figures" / svg.name
-        assert committed.read_bytes() == svg.read_bytes(), f"run `make figures`: {svg.name}"
-        assert (root / "notebooks/figures" / pdf.name).exists()
+    svg, pdf = saved(name)
+    committed = root / "notebooks/figures" / svg.name
+    assert committed.read_bytes() == svg.read_bytes(), f"run `make figures`: {svg.name}"
+    assert (root / "notebooks/figures" / pdf.name).exists()
 
 
-def test_an_svg_keeps_its_words_as_text_and_carries_finding_and_alt(tmp_path: Path) -> None:
-    drawing, [svg, pdf] = save_figure("one-forward", tmp_path)
+def test_no_figure_is_kept_that_no_code_draws(root: Path) -> None:
+    assert {path.stem for path in (root / "notebooks/figures").iterdir()} == set(FIGURES)
+
+
+def test_several_processes_write_the_same_bytes_in_the_same_order(
+    monkeypatch: pytest.MonkeyPatch, saved: Saved, tmp_path: Path
+) -> None:
+    """A figure that spreads its work is drawn here, with what other processes computed."""
+
+    def squares(spread: Spread = map) -> Drawing:
+        figure, [ax] = sheet("9 is computed.", [3])
+        draw_bars(ax, ["1", "2", "3"], list(spread(abs, [-1, -4, -9])), unit="squares")
+        return Drawing(figure, "9 is computed.", "Three bars.")
+
+    names = ["where-it-lands", "squares", "one-forward"]
+    for name, value in (("FIGURES", dict(FIGURES)), ("_SPREADING", {"squares"})):
+        monkeypatch.setattr(f"mambackpt.figures.registry.{name}", value)
+    named("squares", spreads=True)(squares)
+    runs = [
+        list(save_figures(names, tmp_path / f"{processes}", processes=processes))
+        for processes in (1, 2)
+    ]
+    assert [[svg.stem for _, [svg, _] in run] for run in runs] == [names] * 2
+    for (finding, files), (again, others) in zip(*runs, strict=True):
+        assert finding == again
+        assert [one.read_bytes() for one in files] == [one.read_bytes() for one in others]
+    assert runs[1][2][1][0].read_bytes() == saved("one-forward")[0].read_bytes()
+    with pytest.raises(CheckpointValueError, match="processes is 0"):
+        next(save_figures(names, tmp_path, processes=0))
+
+
+def test_an_svg_keeps_its_words_as_text_and_carries_finding_and_alt(saved: Saved) -> None:
+    drawing, [svg, pdf] = drawing_of("one-forward", "review"), saved("one-forward")
     words = svg.read_text(encoding="utf-8")
     assert "<text" in words
     assert f"<dc:title>{drawing.finding}</dc:title>" in words
@@ -143,10 +195,10 @@ def test_the_command_prints_findings_and_paths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reasons", "--out", str(tmp_path / "new"), "--medium", "slide"]) == 0
-    told = capsys.readouterr().out
-    assert draw_figure("reasons", medium="slide").finding in told
+    printed = capsys.readouterr().out
+    assert drawing_of("reasons", "slide").finding in printed
     for kind in ("svg", "pdf"):
-        assert f"reasons.{kind}" in told
+        assert f"reasons.{kind}" in printed
         assert (tmp_path / "new" / f"reasons.{kind}").stat().st_size > 1000
 
 
@@ -161,7 +213,7 @@ def test_an_unknown_name_lists_the_names_and_writes_nothing(tmp_path: Path) -> N
 
 
 def words_of(name: str) -> str:
-    return "\n".join(words for words, _ in texts_of(drawing_of(name, "review").figure))
+    return "\n".join(words for words, _ in texts_in(name, "review"))
 
 
 def test_one_forward_shows_both_schedules() -> None:
@@ -266,9 +318,6 @@ def test_block_sizes_are_the_models_own() -> None:
 
 
 def test_a_figure_is_added_by_one_decorated_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mambackpt.draw.sheet import sheet
-    from mambackpt.figures.registry import named
-
     monkeypatch.setattr("mambackpt.figures.registry.FIGURES", dict(FIGURES))
 
     @named("mine")
@@ -282,13 +331,13 @@ def test_a_figure_is_added_by_one_decorated_function(monkeypatch: pytest.MonkeyP
 
 
 def test_wrong_restores_are_counted_by_the_lockstep_check() -> None:
-    found = wrong_restores()
-    assert all(counts.wrong_restores > 0 for counts in found["vllm-0.33"].values())
-    for name, row in found.items():
+    table = wrong_restores()
+    assert all(counts.wrong_restores > 0 for counts in table["vllm-0.33"].values())
+    for name, row in table.items():
         for counts in row.values():
             assert counts.requests == 720
             assert name == "vllm-0.33" or counts.wrong_restores == 0
-    counts = found["vllm-0.33"]["R = 0"]
+    counts = table["vllm-0.33"]["R = 0"]
     assert f"{counts.wrong_restores} of {counts.hits}" in words_of("wrong-restores")
     assert "model" in drawing_of("wrong-restores", "review").finding, "seen on a CPU only"
 
@@ -331,9 +380,9 @@ def test_the_pool_figure_names_the_best_rule_of_each_exchange_rate_and_its_simpl
         }
         best = max(runs, key=lambda rule: runs[rule])
         rate = f"{PRESETS[name].exchange_rate:,.0f}"
-        found = re.search(rf"'([^']+)' where a state costs [^']*{rate}", drawing.finding)
-        assert found is not None
-        assert found[1] == best
+        named_best = re.search(rf"'([^']+)' where a state costs [^']*{rate}", drawing.finding)
+        assert named_best is not None
+        assert named_best[1] == best
     assert "one request at a time" in words_of("pool-exchange-rates").replace("\n", " ")
     panels = drawing.figure.axes[:3]
     assert len({ax.get_ylim() for ax in panels}) == 1, "small multiples on one scale"
@@ -361,6 +410,19 @@ def test_retention_and_evictions_show_the_replays_own_numbers() -> None:
     assert f"{100 * run.hit_rate:.1f} %" in words_of("evictions")
 
 
+def test_only_numbers_get_a_minus_sign(tmp_path: Path) -> None:
+    """Where no order loses anything, the first hyphen of the sentence is that of 'hit-node'."""
+    mine = tmp_path / "mine.jsonl"
+    prompts = [[*range(3000), *range(n * 10_000, n * 10_000 + 900)] for n in range(1, 9)]
+    mine.write_text("".join(f"{prompt}\n" for prompt in prompts))
+    drawing = draw_figure("evictions", trace=load_trace(mine))
+    assert "by +0.0 points ('hit-node' under" in drawing.finding
+    for name in FIGURES:
+        assert not re.search(r"[a-z]\N{MINUS SIGN}", drawing_of(name, "review").finding)
+        assert not re.search(r"(^|[ (])-\d", words_of(name)), "a number has a true minus sign"
+    assert re.search(r"\N{MINUS SIGN}\d", drawing_of("evictions", "review").finding)
+
+
 def test_the_first_requests_are_replayed_as_the_whole_trace_began() -> None:
     trace = example_trace()
     head = first_requests(trace, 300)
@@ -377,9 +439,9 @@ def test_a_trace_of_yours_takes_the_generated_ones_place(
     prompts = [[*range(3000), *range(n * 10_000, n * 10_000 + 900)] for n in range(1, 9)]
     mine.write_text("".join(f"{prompt}\n" for prompt in prompts))
     assert main(["reuse-against-block", "--trace", str(mine), "--out", str(tmp_path)]) == 0
-    found = draw_figure("reuse-against-block", trace=load_trace(mine))
-    assert found.finding in capsys.readouterr().out
-    assert "8 requests (mine.jsonl)" in found.alt
+    drawing = draw_figure("reuse-against-block", trace=load_trace(mine))
+    assert drawing.finding in capsys.readouterr().out
+    assert "8 requests (mine.jsonl)" in drawing.alt
     assert draw_figure("one-forward", trace=load_trace(mine)).finding == (
         drawing_of("one-forward", "review").finding
     )
@@ -387,7 +449,7 @@ def test_a_trace_of_yours_takes_the_generated_ones_place(
 
 def test_the_readme_opens_with_the_numbers_that_the_puzzle_computes(root: Path) -> None:
     opening = (root / "README.md").read_text().split("An attention cache")[0]
-    computed = draw_figure("zero-hit-puzzle").alt
+    computed = drawing_of("zero-hit-puzzle", "review").alt
     numbers = set(re.findall(r"\d[\d,]*\d", opening))
     assert {"56", "64", "1,600", "1,500", "528", "2,048", "1,584", "2,112"} <= numbers
     assert numbers <= set(re.findall(r"\d[\d,]*\d", computed))
