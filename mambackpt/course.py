@@ -33,7 +33,7 @@ class Verdict:
 _UNANSWERED = Verdict(None, "No answer yet. Replace the ... above, and run both cells again.")
 
 
-def check_answer(given: object, right: object, *, hint: str) -> Verdict:
+def check_answer(answer: object, right: object, *, hint: str) -> Verdict:
     """Return whether an exercise's answer is right; where it is not, the hint.
 
     >>> check_answer(..., 7680, hint="Count whole blocks.")
@@ -43,11 +43,11 @@ def check_answer(given: object, right: object, *, hint: str) -> Verdict:
     >>> bool(check_answer(7680, 7680, hint="Count whole blocks."))
     True
     """
-    if given is ...:
+    if answer is ...:
         return _UNANSWERED
-    if type(given) is type(right) and given == right:
+    if type(answer) is type(right) and answer == right:
         return Verdict(True, f"Right: {right!r}.")
-    return Verdict(False, f"Not yet: {given!r}. {hint}")
+    return Verdict(False, f"Not yet: {answer!r}. {hint}")
 
 
 def check_function(
@@ -65,11 +65,12 @@ def check_function(
     if not cases:
         raise CheckpointValueError("cases is empty; expected at least one. Try [(8000, 1536)].")
     for case in cases:
-        given, right = mine(*case), truth(*case)
-        if given is ...:
+        answer, right = mine(*case), truth(*case)
+        if answer is ...:
             return _UNANSWERED
-        if given != right:
-            return Verdict(False, f"Not yet: for {case} yours gives {given!r}, the rule {right!r}.")
+        if answer != right:
+            words = f"for {case} yours gives {answer!r}, the rule {right!r}."
+            return Verdict(False, f"Not yet: {words}")
     return Verdict(True, f"Right: the same in all {len(cases)} cases.")
 
 
@@ -142,13 +143,13 @@ def invariant_cases(requests: Iterable[Request], settings: Settings) -> list[tup
     the first, is wrong.
     """
     right, other, shorter = Prefix(128, -1), Prefix(128, -2), Prefix(96, -3)
-    made = [
+    planted = [
         KeyedBlock(901, (right,), None),
         KeyedBlock(902, (right,), other),
         KeyedBlock(903, (shorter, right), shorter),
         KeyedBlock(904, (shorter, right), right),
     ]
-    return [(block,) for block in (*keyed_blocks(requests, settings), *made)]
+    return [(block,) for block in (*keyed_blocks(requests, settings), *planted)]
 
 
 def judge_variant(

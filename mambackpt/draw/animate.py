@@ -303,10 +303,10 @@ def filmstrip(
     the style that is in force. Raises CheckpointValueError for fewer than two panels.
     """
     keys = key_frames(frames, panels=panels)
-    lanes = [replace(frames[at].captioned, label=f"step {at + 1}") for at in keys]
+    lanes = [replace(frames[at].captioned, label=f"frame {at + 1}") for at in keys]
     with nullcontext() if medium is None else style(medium):
         height = lanes_height(len(keys), caption_lines=_CAPTION_LINES)
-        figure, [ax] = sheet(finding, [height], left=left_margin(["step 00"]))
+        figure, [ax] = sheet(finding, [height], left=left_margin(["frame 00"]))
         draw_lanes(ax, lanes, caption_lines=_CAPTION_LINES, width=_width(frames))
     return Drawing(figure, finding, " ".join(frames[at].sentence for at in keys))
 

@@ -258,8 +258,8 @@ def name_points(
         groups.setdefault(next(close, point), []).append(name)
     taken = [(x - 0.4, y - 0.4, x + 0.4, y + 0.4) for x, y in map(place, groups)]
     for (x, y), (right, top) in pairwise(map(place, line)):
-        steps = [number / 12 for number in range(13)]
-        path = [(x + part * (right - x), y + part * (top - y)) for part in steps]
+        parts = [number / 12 for number in range(13)]
+        path = [(x + part * (right - x), y + part * (top - y)) for part in parts]
         taken += [(x - 0.1, y - 0.1, x + 0.1, y + 0.1) for x, y in path]
     for point, names in groups.items():
         words = ", ".join(names)

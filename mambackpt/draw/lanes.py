@@ -390,16 +390,16 @@ class Lanes:
                 continue
             computed = end == lane.start
             face = PALE if computed else CHUNKS[number % 2]
-            step = 1 if em < 1 else end - begin  # a token that is wider than an em has its own box
-            for token in range(begin, end, step):
-                painter.box(token, top, step, 1.3, face, "white")
+            wide = 1 if em < 1 else end - begin  # a token that is wider than an em has its own box
+            for token in range(begin, end, wide):
+                painter.box(token, top, wide, 1.3, face, "white")
             # The words stand in the widest stretch without a mark.
             stops = [begin, *(m.position for m in lane.marks if begin < m.position < end), end]
-            wide, left = max((b - a, a) for a, b in pairwise(sorted(stops)))
+            room, left = max((b - a, a) for a, b in pairwise(sorted(stops)))
             size = f"{end - begin:,}"
             for words in (f"{size} computed before" if computed else f"{size} tokens", size):
-                if step > 1 and (text_width(words) + 1.2) * em <= wide:
-                    painter.text(left + wide / 2, top + 0.63, words)
+                if wide > 1 and (text_width(words) + 1.2) * em <= room:
+                    painter.text(left + room / 2, top + 0.63, words)
                     break
             begin = end
 

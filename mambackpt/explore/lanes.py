@@ -126,7 +126,7 @@ def sequence_view(prompt: int, budget: int, geometry: CacheGeometry) -> View:
 
 
 def _whole(frames: Sequence[Frame]) -> Lane:
-    """One request's last lane, with all its chunks and what the last step did as its caption."""
+    """One request's last lane, with all its chunks and what the last frame says as its caption."""
     ends = sorted({frame.lane.total for frame in frames})
     words = frames[-1].sentence.split(": ", 1)[1]
     caption = words[0].upper() + words[1:]

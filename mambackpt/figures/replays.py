@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 PLACEMENTS = ("all", "last", "last+junction", "last+junction+chunk")
 # What a state costs in tokens of attention cache differs by a factor of ten from each to the next.
 _COSTS = ("kimi-k3", "qwen3-next", "kimi-k3-tp16-bf16")
-_STEPS = (1, 2, 3, 4, 8)  # block sizes, as multiples of the least
+_MULTIPLES = (1, 2, 3, 4, 8)  # block sizes, of the least
 
 
 def least_block(trace: Trace, tokens: int = 512) -> int:
@@ -90,7 +90,7 @@ def _millions(tokens: float) -> str:
 @replayed("reuse-against-block")
 def reuse_against_block(trace: Trace) -> Drawing:
     """Reused share and recomputed tokens of four rules against the block size."""
-    blocks = [least_block(trace) * step for step in _STEPS]
+    blocks = [least_block(trace) * times for times in _MULTIPLES]
     runs = {rule: [replay(trace, rule, block=block) for block in blocks] for rule in PLACEMENTS}
     work = {rule: [run.recomputed / 1e6 for run in row] for rule, row in runs.items()}
     reuse = {rule: [100 * run.hit_rate for run in row] for rule, row in runs.items()}

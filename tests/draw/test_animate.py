@@ -167,7 +167,7 @@ def test_a_filmstrip_has_four_to_six_panels_of_key_frames() -> None:
     assert 4 <= len(key_frames(frames)) <= 6
     drawing = filmstrip(frames, finding="1 finding.")
     labels = [label.get_text() for label in drawing.figure.axes[0].get_yticklabels()]
-    assert labels == [f"step {at + 1}" for at in key_frames(frames)]
+    assert labels == [f"frame {at + 1}" for at in key_frames(frames)]
     assert drawing.alt == " ".join(frames[at].sentence for at in key_frames(frames))
     assert len(filmstrip(frames, finding="1.", panels=2).figure.axes[0].get_yticks()) == 2
     with pytest.raises(CheckpointValueError, match="panels is 1"):
