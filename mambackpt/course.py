@@ -74,7 +74,7 @@ def check_function(
     return Verdict(True, f"Right: the same in all {len(cases)} cases.")
 
 
-LEAST_REUSE = 0.98  # of the released rules' reused tokens: a fix that keys nothing is none
+_LEAST_REUSE = 0.98  # of the released rules' reused tokens: a fix that keys nothing is none
 
 
 class Prefix(NamedTuple):
@@ -107,10 +107,10 @@ def keeps_promises(block: KeyedBlock) -> bool:
     return all(promised == block.holds for promised in block.promises)
 
 
-def keyed_blocks(requests: Iterable[Request], settings: Settings) -> list[KeyedBlock]:
+def _keyed_blocks(requests: Iterable[Request], settings: Settings) -> list[KeyedBlock]:
     """Run the requests and return every keyed block, each time that its keys or content change.
 
-    >>> [block] = keyed_blocks([Request("A", range(100))], Settings())
+    >>> [block] = _keyed_blocks([Request("A", range(100))], Settings())
     >>> block.promises[0], block.holds
     (Prefix(tokens=96, history=0), Prefix(tokens=96, history=0))
 
@@ -149,7 +149,7 @@ def invariant_cases(requests: Iterable[Request], settings: Settings) -> list[tup
         KeyedBlock(903, (shorter, right), shorter),
         KeyedBlock(904, (shorter, right), right),
     ]
-    return [(block,) for block in (*keyed_blocks(requests, settings), *planted)]
+    return [(block,) for block in (*_keyed_blocks(requests, settings), *planted)]
 
 
 def judge_variant(
@@ -178,7 +178,7 @@ def judge_variant(
             first = mine.violations[0]
             return False, f"Not yet: under {retention}, {len(mine.violations)} violations. {first}."
         left = mine.counts.reused_tokens / max(1, released.counts.reused_tokens)
-        if left < LEAST_REUSE:
+        if left < _LEAST_REUSE:
             return False, (
                 f"Not yet: no promise is broken, but under {retention} only {100 * left:.1f} % of "
                 "the released reuse is left. Which right keys are lost? A decode step starts "

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from mambackpt.course import (
+    _keyed_blocks,
     check_answer,
     check_function,
     invariant_cases,
     judge_variant,
     keeps_promises,
-    keyed_blocks,
 )
 from mambackpt.engine import Settings, Simulation, branching_chats, find_variant
 from mambackpt.errors import CheckpointError
@@ -65,7 +65,7 @@ def test_the_blocks_of_a_run_are_those_that_the_engines_own_audit_looks_at():
         broken.update((number, claim.position) for number, claim in simulation.lockstep.audit())
     told = {
         (block.block, promised.tokens)
-        for block in keyed_blocks(branching_chats(2), CHATS)
+        for block in _keyed_blocks(branching_chats(2), CHATS)
         for promised in block.promises
         if promised != block.holds
     }
@@ -73,7 +73,7 @@ def test_the_blocks_of_a_run_are_those_that_the_engines_own_audit_looks_at():
 
 
 def test_under_a_fix_every_block_keeps_its_promises():
-    blocks = keyed_blocks(branching_chats(2), replace(CHATS, variant="keep-the-stop"))
+    blocks = _keyed_blocks(branching_chats(2), replace(CHATS, variant="keep-the-stop"))
     assert all(map(keeps_promises, blocks))
     assert len(blocks) > 20
 

@@ -273,10 +273,10 @@ def _column(cell: Cell, keys: Sequence[int], held: int | None, head: int) -> Col
     return Column(role, held, max(keys, default=None), right)
 
 
-def key_frames(frames: Sequence[Frame], *, panels: int = 6) -> list[int]:
+def _key_frames(frames: Sequence[Frame], *, panels: int = 6) -> list[int]:
     """Return which frames a filmstrip of at most so many panels shows, counted from 0.
 
-    >>> key_frames(sequence_frames(8000, CacheGeometry(1536, 1536, 16, 1536)))
+    >>> _key_frames(sequence_frames(8000, CacheGeometry(1536, 1536, 16, 1536)))
     [0, 5, 6, 7, 9]
     """
     panels = checked_int("panels", panels, least=2, unit="panels")
@@ -302,7 +302,7 @@ def filmstrip(
     Labels count the animation's frames from 1. ``medium`` as in `mambackpt.draw.style`; None keeps
     the style that is in force. Raises CheckpointValueError for fewer than two panels.
     """
-    keys = key_frames(frames, panels=panels)
+    keys = _key_frames(frames, panels=panels)
     lanes = [replace(frames[at].captioned, label=f"frame {at + 1}") for at in keys]
     with nullcontext() if medium is None else style(medium):
         height = lanes_height(len(keys), caption_lines=_CAPTION_LINES)

@@ -123,7 +123,7 @@ def planned_lane(
     """Return the lane of one query as the planner decides it.
 
     >>> lane = planned_lane(8000, 8000, CacheGeometry(1536, 1536, 16, 1536))
-    >>> describe_columns(lane.columns)
+    >>> _describe_columns(lane.columns)
     'column 4: checkpoint, key 7,680    column 5: running'
 
     A declined query says which condition it fails; with ``sentence``, so does an accepted one.
@@ -168,7 +168,7 @@ def scheduled_lane(
     >>> geometry = CacheGeometry(1536, 1536, 16, 1536)
     >>> scheduled_lane([7680, 8000], geometry).note
     '2 forwards\\n7,680 + 320'
-    >>> describe_columns(scheduled_lane([8000], geometry, internal_checkpoints=True).columns)
+    >>> _describe_columns(scheduled_lane([8000], geometry, internal_checkpoints=True).columns)
     'column 4: checkpoint, key 7,680    column 5: running'
 
     A state remains where a chunk ends on the hash grid, and, with ``internal_checkpoints``, where
@@ -204,10 +204,10 @@ def scheduled_lane(
     )
 
 
-def describe_columns(columns: Sequence[Column]) -> str:
+def _describe_columns(columns: Sequence[Column]) -> str:
     """Return what the non-null columns are for, in words.
 
-    >>> describe_columns([Column(), Column("checkpoint", 32, 32), Column("running", 40)])
+    >>> _describe_columns([Column(), Column("checkpoint", 32, 32), Column("running", 40)])
     'column 1: checkpoint, key 32    column 2: running'
     """
     parts = []
@@ -230,7 +230,7 @@ def describe_lanes(lanes: Sequence[Lane]) -> str:
     >>> describe_lanes([planned_lane(8000, 8000, geometry, label="a prompt")])
     'a prompt: column 4: checkpoint, key 7,680    column 5: running.'
     """
-    return " ".join(f"{lane.label}: {describe_columns(lane.columns)}." for lane in lanes)
+    return " ".join(f"{lane.label}: {_describe_columns(lane.columns)}." for lane in lanes)
 
 
 class _Painter:
@@ -421,7 +421,7 @@ class Lanes:
             if self._keys and self._words_fit:
                 painter.text(middle, top + 2.15, _promise(column))
         if self._keys and not self._words_fit:
-            shortened = _shorten(describe_columns(lane.columns), room)
+            shortened = _shorten(_describe_columns(lane.columns), room)
             painter.text(0, top + 2.15, shortened, "left")
 
     def _draw_marks(self, lane: Lane, top: float) -> None:

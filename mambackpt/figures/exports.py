@@ -34,7 +34,7 @@ _KERNEL_NAMES = {"plain": "plain shape", "tiled": "ours"}
 
 
 @named("window-readers")
-def window_readers_map() -> Drawing:
+def _window_readers() -> Drawing:
     """Which program and lane reads which input of a window, in the plain shape and in ours."""
     toy = LayerShape("toy", 512, (16, 64))
     channels = range(80, 90)  # where the plain shape's first program ends

@@ -70,7 +70,7 @@ def wrong_restores(seeds: int = 30, *, spread: Spread = map) -> dict[str, dict[s
 
 
 @named("wrong-restores", spreads=True)
-def draw_wrong_restores(spread: Spread = map) -> Drawing:
+def _wrong_restores(spread: Spread = map) -> Drawing:
     """Hits that restore the state of another prefix: the released rule against the fixes."""
     table = wrong_restores(spread=spread)
     wrong = {name: [c.wrong_restores for c in row.values()] for name, row in table.items()}
@@ -97,7 +97,7 @@ def draw_wrong_restores(spread: Spread = map) -> Drawing:
 
 
 @named("smallest-failure")
-def smallest_failure() -> Drawing:
+def _smallest_failure() -> Drawing:
     """The smallest history in which the released rule serves a wrong state, as a filmstrip."""
     first = Request("A", range(100), range(1000, 1041))
     second = Request("B", [*first.history[:139], *range(2000, 2261)])

@@ -42,7 +42,7 @@ def _lane_sheet(finding: str, lanes: Sequence[Lane], *, notes: float, keys: bool
 
 
 @named("one-forward")
-def one_forward() -> Drawing:
+def _one_forward() -> Drawing:
     """A prompt of 8,000 tokens in blocks of 1,536, without and with an internal checkpoint."""
     prompt, geometry = 8000, CacheGeometry(1536, 1536, 16, 1536)
     lanes = []
@@ -72,7 +72,7 @@ def one_forward() -> Drawing:
 
 
 @named("where-it-lands")
-def where_it_lands() -> Drawing:
+def _where_it_lands() -> Drawing:
     """The same prompt under hash units of a block and of 128 tokens, with a drop, and in 2,096."""
     prompt = 8000
     lanes, rest = [], []
@@ -107,10 +107,10 @@ def where_it_lands() -> Drawing:
 _TOY_BLOCK = 2  # tokens: the least that tells a block from a token
 
 
-def smallest_refused(reason: Reason) -> tuple[int, int, CacheGeometry]:
+def _smallest_refused(reason: Reason) -> tuple[int, int, CacheGeometry]:
     """Return the smallest row, in blocks of two tokens, that the planner refuses for this reason.
 
-    >>> seq_len, query_len, geometry = smallest_refused(Reason.START_OFF_HASH_GRID)
+    >>> seq_len, query_len, geometry = _smallest_refused(Reason.START_OFF_HASH_GRID)
     >>> seq_len, query_len, geometry.H
     (2, 1, 2)
 
@@ -134,10 +134,10 @@ def smallest_refused(reason: Reason) -> tuple[int, int, CacheGeometry]:
     )
 
 
-def smallest_outside() -> tuple[int, int, int]:
+def _smallest_outside() -> tuple[int, int, int]:
     """Return the smallest (start, end, position) that the predicate finds not inside the query.
 
-    >>> smallest_outside()
+    >>> _smallest_outside()
     (0, 3, 3)
 
     For blocks of two tokens and a unit of one. No row of the planner gets there.
@@ -161,12 +161,12 @@ _CONDITIONS = {
 
 
 @named("reasons")
-def reasons() -> Drawing:
+def _reasons() -> Drawing:
     """One lane per condition, each with the smallest row that fails it."""
     lanes = []
     for reason, label in _CONDITIONS.items():
         if reason is Reason.NOT_INSIDE_QUERY:
-            start, end, position = smallest_outside()
+            start, end, position = _smallest_outside()
             words = describe_reason(reason, start, end, position, 1, _TOY_BLOCK, 1)
             note = f"{words} Shown by a direct call: no row of the planner gets here."
             nulls = [Column()] * (-(-end // _TOY_BLOCK) - 1)
@@ -174,7 +174,7 @@ def reasons() -> Drawing:
             marks = (Mark(position, "declined"),)
             lane = Lane("", _TOY_BLOCK, start, (end,), columns, marks)
         else:
-            seq_len, query_len, geometry = smallest_refused(reason)
+            seq_len, query_len, geometry = _smallest_refused(reason)
             lane = planned_lane(seq_len, query_len, geometry)
             note = lane.caption
         lanes.append(replace(lane, label=label, caption="", note=note))
@@ -204,7 +204,7 @@ def puzzle_requests(shared: int, unique: int) -> list[Request]:
 
 
 @named("zero-hit-puzzle")
-def zero_hit_puzzle() -> Drawing:
+def _zero_hit_puzzle() -> Drawing:
     """1,600 + 600 tokens against 1,500 + 700: where the states lie decides everything."""
     block, budget = 528, 2048
     geometry = CacheGeometry(block, block, None, block)
@@ -274,7 +274,7 @@ _SHOWN_MODELS = (
 
 
 @named("block-sizes")
-def block_sizes() -> Drawing:
+def _block_sizes() -> Drawing:
     """Tokens per block of real models: one attention page must hold one recurrent state."""
     models = sorted((PRESETS[name] for name in _SHOWN_MODELS), key=lambda model: model.block_size())
     sizes = [model.block_size() for model in models]
@@ -295,7 +295,7 @@ def block_sizes() -> Drawing:
 
 
 @named("sequence")
-def sequence() -> Drawing:
+def _sequence() -> Drawing:
     """The filmstrip of a prompt of 8,000 tokens that moves across blocks, and of its repeat."""
     frames = sequence_frames(8000, CacheGeometry(1536, 1536, 16, 1536))
     return filmstrip(frames, finding=sequence_finding(frames), medium=None)

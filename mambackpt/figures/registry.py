@@ -18,7 +18,7 @@ from mambackpt.replay import Trace, example_trace
 Spread: TypeAlias = Callable[..., Iterable[Any]]  # `map`, or a pool's
 _Figure: TypeAlias = Callable[..., Drawing]
 FIGURES: dict[str, _Figure] = {}
-REPLAYS: dict[str, Callable[[Trace], Drawing]] = {}  # those of FIGURES that replay a trace
+_REPLAYS: dict[str, Callable[[Trace], Drawing]] = {}  # those of FIGURES that replay a trace
 _SPREADING: set[str] = set()  # those whose work a pool's `map` can take
 
 
@@ -41,7 +41,7 @@ def replayed(name: str) -> Callable[[Callable[[Trace], Drawing]], Callable[[Trac
     """Register the function below as a figure of a request trace: the generated one by default."""
 
     def register(function: Callable[[Trace], Drawing]) -> Callable[[Trace], Drawing]:
-        REPLAYS[name] = function
+        _REPLAYS[name] = function
         FIGURES[name] = lambda: function(example_trace())
         return function
 
@@ -65,8 +65,8 @@ def draw_figure(
             f"figure is {name!r}; expected one of {', '.join(FIGURES)}. Try {next(iter(FIGURES))}."
         )
     with style(medium):
-        if trace is not None and name in REPLAYS:
-            return REPLAYS[name](trace)
+        if trace is not None and name in _REPLAYS:
+            return _REPLAYS[name](trace)
         return FIGURES[name](spread) if name in _SPREADING else FIGURES[name]()
 
 

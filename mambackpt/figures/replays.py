@@ -47,7 +47,7 @@ def pool_sizes(trace: Trace, shares: Sequence[float]) -> list[int]:
     return [int(float(f"{distinct * share:.2g}")) for share in shares]
 
 
-def replay_in(
+def _replay_in(
     trace: Trace, rule: str, *, block: int, model: str, tokens: int, eviction: str | None = None
 ) -> Replay:
     """Replay in a pool that holds so many tokens of the model's attention cache, or states."""
@@ -55,7 +55,7 @@ def replay_in(
     return replay(trace, rule, block=block, model=model, pool_bytes=pool, eviction=eviction)
 
 
-def first_requests(trace: Trace, count: int) -> Trace:
+def _first_requests(trace: Trace, count: int) -> Trace:
     """Return the trace of the first ``count`` requests."""
     runs = int(trace.row[min(count, len(trace))])
     per_request = ("arrival", "prompt", "output", "conversation", "message", "shared")
@@ -88,7 +88,7 @@ def _millions(tokens: float) -> str:
 
 
 @replayed("reuse-against-block")
-def reuse_against_block(trace: Trace) -> Drawing:
+def _reuse_against_block(trace: Trace) -> Drawing:
     """Reused share and recomputed tokens of four rules against the block size."""
     blocks = [least_block(trace) * times for times in _MULTIPLES]
     runs = {rule: [replay(trace, rule, block=block) for block in blocks] for rule in PLACEMENTS}
@@ -123,7 +123,7 @@ def reuse_against_block(trace: Trace) -> Drawing:
 
 
 @replayed("pool-exchange-rates")
-def pool_exchange_rates(trace: Trace) -> Drawing:
+def _pool_exchange_rates(trace: Trace) -> Drawing:
     """The same rules in shared pools, for models whose states cost more and less."""
     block = 2 * least_block(trace)
     pools = pool_sizes(trace, (1 / 8, 1 / 4, 1 / 2, 1, 2))
@@ -131,7 +131,7 @@ def pool_exchange_rates(trace: Trace) -> Drawing:
     reuse = {
         name: {
             rule: [
-                100 * replay_in(trace, rule, block=block, model=name, tokens=tokens).hit_rate
+                100 * _replay_in(trace, rule, block=block, model=name, tokens=tokens).hit_rate
                 for tokens in pools
             ]
             for rule in ("attention", *PLACEMENTS)
@@ -179,21 +179,21 @@ _WEIGHED = (
 )
 
 
-def optimal_replays(trace: Trace, block: int, counts: Sequence[int]) -> list[Replay]:
+def _optimal_replays(trace: Trace, block: int, counts: Sequence[int]) -> list[Replay]:
     """Replay the best so many fixed positions for the prefixes that this trace shares."""
     rules: list[Rule] = [optimal(n, trace.ceiling.tolist(), grain=trace.grain) for n in counts]
     return [replay(trace, rule, block=block) for rule in rules]
 
 
 @replayed("states-against-reuse")
-def states_against_reuse(trace: Trace) -> Drawing:
+def _states_against_reuse(trace: Trace) -> Drawing:
     """What each rule reuses for the states that it writes, and the best fixed positions."""
     block, counts = least_block(trace), (1, 2, 4, 8, 16, 32)
     runs = {rule: replay(trace, rule, block=block) for rule in _WEIGHED}
     points = {rule: (run.states_per_request, 100 * run.hit_rate) for rule, run in runs.items()}
     floor = [
         (run.states_per_request, 100 * run.hit_rate)
-        for run in optimal_replays(trace, block, counts)
+        for run in _optimal_replays(trace, block, counts)
     ]
     most = points["all"]
     others = sorted((rule for rule in points if rule != "all"), key=lambda rule: -points[rule][1])
@@ -238,7 +238,7 @@ def states_against_reuse(trace: Trace) -> Drawing:
 
 
 @replayed("retention")
-def retention(trace: Trace) -> Drawing:
+def _retention(trace: Trace) -> Drawing:
     """What it costs to keep a state every K tokens: recomputation, and states."""
     block, model = least_block(trace), "qwen3-next"
     every = [block << power for power in range(7)]
@@ -246,7 +246,7 @@ def retention(trace: Trace) -> Drawing:
     runs = {"unlimited": [replay(trace, f"interval({K})", block=block) for K in every]}
     for tokens in pools:
         runs[f"{_millions(tokens)} tokens"] = [
-            replay_in(trace, f"interval({K})", block=block, model=model, tokens=tokens)
+            _replay_in(trace, f"interval({K})", block=block, model=model, tokens=tokens)
             for K in every
         ]
     work = {name: [run.recomputed / 1e6 for run in row] for name, row in runs.items()}
@@ -283,29 +283,29 @@ def retention(trace: Trace) -> Drawing:
     return Drawing(figure, finding, alt)
 
 
-EVICTED = ("last", "last+junction", "last+junction+chunk", "interval(4096)")
-ORDERS = ("lru", "hit-node", "thinning", "flops")
+_EVICTED = ("last", "last+junction", "last+junction+chunk", "interval(4096)")
+_ORDERS = ("lru", "hit-node", "thinning", "flops")
 
 
 @replayed("evictions")
-def evictions(trace: Trace) -> Drawing:
+def _evictions(trace: Trace) -> Drawing:
     """What survives in a tight pool: one order of last use against orders that look at states."""
-    trace, model = first_requests(trace, 1000), "qwen3-next"
+    trace, model = _first_requests(trace, 1000), "qwen3-next"
     [tokens], block = pool_sizes(trace, [1 / 3]), 2 * least_block(trace)
     reuse = {
         rule: [
             100
-            * replay_in(
+            * _replay_in(
                 trace, rule, block=block, model=model, tokens=tokens, eviction=order
             ).hit_rate
-            for order in ORDERS
+            for order in _ORDERS
         ]
-        for rule in EVICTED
+        for rule in _EVICTED
     }
     gains = {
         (rule, order): value - row[0]
         for rule, row in reuse.items()
-        for order, value in zip(ORDERS[1:], row[1:], strict=True)
+        for order, value in zip(_ORDERS[1:], row[1:], strict=True)
     }
     (rule, order), gain = max(gains.items(), key=lambda item: item[1])
     worst, loss = min(gains.items(), key=lambda item: item[1])
@@ -318,7 +318,7 @@ def evictions(trace: Trace) -> Drawing:
     limits = (min(map(min, reuse.values())), max(map(max, reuse.values())))
     words = [[f"{value:.1f} %" for value in row] for row in reuse.values()]
     draw_heatmap(
-        ax, list(reuse.values()), rows=list(reuse), columns=ORDERS, limits=limits, words=words
+        ax, list(reuse.values()), rows=list(reuse), columns=_ORDERS, limits=limits, words=words
     )
     ax.set_xlabel("reused, by order of eviction")
     write_note(
@@ -326,17 +326,17 @@ def evictions(trace: Trace) -> Drawing:
         f"{model}, a pool of {_millions(tokens)} tokens, blocks of {block:,}, {_asked(trace)}; "
         f"'flops' weighs by the shape of a 7B hybrid. {_ONE_AT_A_TIME}",
     )
-    return Drawing(figure, finding, f"{finding} {describe_heatmap(list(reuse), ORDERS, words)}.")
+    return Drawing(figure, finding, f"{finding} {describe_heatmap(list(reuse), _ORDERS, words)}.")
 
 
 @replayed("reads-by-part")
-def reads_by_part(trace: Trace) -> Drawing:
+def _reads_by_part(trace: Trace) -> Drawing:
     """Whose states are read under a joined rule, in unlimited memory and in a pool."""
     rule, model, block = "last+junction+chunk", "qwen3-next", least_block(trace)
     [tokens] = pool_sizes(trace, [1 / 2])
     runs = {
         "unlimited memory": replay(trace, rule, block=block),
-        f"a pool of {_millions(tokens)} tokens": replay_in(
+        f"a pool of {_millions(tokens)} tokens": _replay_in(
             trace, rule, block=block, model=model, tokens=tokens
         ),
     }

@@ -21,7 +21,7 @@ from mambackpt.draw.lanes import (
     Lane,
     Lanes,
     Mark,
-    describe_columns,
+    _describe_columns,
     draw_lanes,
     lanes_height,
     planned_lane,
@@ -121,7 +121,7 @@ def test_a_planned_lane_agrees_with_the_planner(
 
 def test_a_state_that_a_later_chunk_overwrites_is_not_drawn_as_kept() -> None:
     lane = scheduled_lane([100, 120], CacheGeometry(4, 64, None, 4))
-    assert describe_columns(lane.columns) == "column 1: running"
+    assert _describe_columns(lane.columns) == "column 1: running"
     assert lane.marks == ()
     assert lane.note == "2 forwards\n100 + 20"
 
@@ -134,7 +134,7 @@ def test_a_column_that_holds_another_state_is_an_error_in_shape_and_words() -> N
     assert "key 128 ≠ 96" in words_on(ax)
     crossed = [c for c in ax.collections if c.get_hatch() == "xxxx"]
     assert [len(c.get_paths()) for c in crossed] == [1]
-    assert describe_columns([wrong]) == "column 0: previous, key 128 (holds 96 tokens)"
+    assert _describe_columns([wrong]) == "column 0: previous, key 128 (holds 96 tokens)"
 
 
 def test_roles_differ_in_more_than_their_colour() -> None:

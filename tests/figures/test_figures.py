@@ -18,7 +18,7 @@ from mambackpt.draw.sheet import MEDIA, Drawing, sheet, style
 from mambackpt.engine import chunk_ends
 from mambackpt.figures.command import main
 from mambackpt.figures.lockstep import wrong_restores
-from mambackpt.figures.placement import puzzle_requests, smallest_outside, smallest_refused
+from mambackpt.figures.placement import _smallest_outside, _smallest_refused, puzzle_requests
 from mambackpt.figures.registry import (
     FIGURES,
     Spread,
@@ -27,7 +27,7 @@ from mambackpt.figures.registry import (
     save_figure,
     save_figures,
 )
-from mambackpt.figures.replays import PLACEMENTS, first_requests, optimal_replays, pool_sizes
+from mambackpt.figures.replays import PLACEMENTS, _first_requests, _optimal_replays, pool_sizes
 from mambackpt.models.presets import PRESETS
 from mambackpt.planner import get_mamba_prefill_checkpoint_reason
 from mambackpt.replay.files import load_trace
@@ -256,7 +256,7 @@ def smaller_rows(seq_len: int, query_len: int) -> list[tuple[int, int]]:
 def test_the_smallest_row_of_a_reason_is_refused_for_it_and_no_smaller_one_is(
     reason: Reason,
 ) -> None:
-    seq_len, query_len, geometry = smallest_refused(reason)
+    seq_len, query_len, geometry = _smallest_refused(reason)
     assert explain([seq_len], [query_len], geometry)[0].reason is reason
     aligned = (None,) if reason is Reason.CANNOT_EXPORT else (1, 2, 4)
     for L, q in smaller_rows(seq_len, query_len):
@@ -268,8 +268,8 @@ def test_the_smallest_row_of_a_reason_is_refused_for_it_and_no_smaller_one_is(
 
 def test_no_row_is_refused_for_the_fifth_condition_and_the_direct_call_is() -> None:
     with pytest.raises(CheckpointValueError, match="NOT_INSIDE_QUERY"):
-        smallest_refused(Reason.NOT_INSIDE_QUERY)
-    start, end, position = smallest_outside()
+        _smallest_refused(Reason.NOT_INSIDE_QUERY)
+    start, end, position = _smallest_outside()
     reason = get_mamba_prefill_checkpoint_reason(start, end, position, 1, 2, 1)
     assert reason is Reason.NOT_INSIDE_QUERY
     assert (start, end, position) == (0, 3, 3)
@@ -393,7 +393,7 @@ def test_the_line_of_the_best_fixed_positions_is_what_the_programme_promises() -
     trace = example_trace()
     overlaps = [int(o) // trace.grain for o in trace.ceiling]
     weights = [overlaps.count(unit) for unit in range(max(overlaps) + 1)]
-    for count, run in zip((1, 4), optimal_replays(trace, 512, (1, 4)), strict=True):
+    for count, run in zip((1, 4), _optimal_replays(trace, 512, (1, 4)), strict=True):
         lost = expected_recompute(weights, optimal_positions(weights, count)) * len(trace)
         assert run.reused.sum() == trace.ceiling.sum() - round(lost) * trace.grain
 
@@ -404,7 +404,7 @@ def test_retention_and_evictions_show_the_replays_own_numbers() -> None:
     work = [replay(trace, f"interval({K})", block=512).recomputed for K in every]
     best = every[work.index(min(work))]
     assert f"every {best:,} tokens in unlimited" in drawing_of("retention", "review").finding
-    head = first_requests(trace, 1000)
+    head = _first_requests(trace, 1000)
     pool = pool_sizes(head, [1 / 3])[0] * PRESETS["qwen3-next"].model_token_bytes
     run = replay(head, "last", block=1024, model="qwen3-next", pool_bytes=pool, eviction="thinning")
     assert f"{100 * run.hit_rate:.1f} %" in words_of("evictions")
@@ -425,7 +425,7 @@ def test_only_numbers_get_a_minus_sign(tmp_path: Path) -> None:
 
 def test_the_first_requests_are_replayed_as_the_whole_trace_began() -> None:
     trace = example_trace()
-    head = first_requests(trace, 300)
+    head = _first_requests(trace, 300)
     assert len(head) == 300
     for rule in PLACEMENTS:
         whole = replay(trace, rule, block=1024).reused[:300]
