@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 
-from mambackpt.errors import CheckpointValueError
+from mambackpt.errors import checked_choice
 
 STATE, CHECKPOINT, ERROR, HIT, GREY = "#5790fc", "#f89c20", "#e42536", "#964a8b", "#9c9ca1"
 INK, FAINT_INK, PALE, CHUNKS = "#33333b", "#66666e", "#ececef", ("#b4b4bc", "#cdcdd3")
@@ -61,10 +61,7 @@ def style(medium: str = "review") -> Iterator[None]:
     ``medium`` is "review" (7.2 in wide at 9 pt) or "slide" (10 in at 14 pt). The user's global
     settings are restored on the way out. Raises CheckpointValueError for another medium.
     """
-    if medium not in MEDIA:
-        raise CheckpointValueError(
-            f"medium is {medium!r}; expected one of {', '.join(MEDIA)}. Try 'review'."
-        )
+    checked_choice("medium", medium, MEDIA)
     with (
         as_file(files("mambackpt.draw") / "mambackpt.mplstyle") as sheet,
         matplotlib.style.context([sheet, MEDIA[medium]], after_reset=True),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mambackpt.draw import MEDIA
-from mambackpt.errors import CheckpointValueError
+from mambackpt.errors import checked_choice
 from mambackpt.figures.registry import FIGURES, save_figures
 from mambackpt.replay import load_trace
 
@@ -24,12 +24,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--trace", type=Path, help="a request trace for the figures of replays")
     args = parser.parse_args(argv)
     names = args.name or list(FIGURES)
-    unknown = [name for name in names if name not in FIGURES]
-    if unknown:
-        raise CheckpointValueError(
-            f"no figure is named {', '.join(unknown)}; expected names among {', '.join(FIGURES)}. "
-            "Try without a name for all of them."
-        )
+    for name in names:
+        checked_choice("figure", name, FIGURES)
     trace = load_trace(args.trace) if args.trace else None
     saved = save_figures(names, args.out, medium=args.medium, trace=trace, processes=args.processes)
     for finding, paths in saved:

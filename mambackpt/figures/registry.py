@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from mambackpt.draw import Drawing, style
-from mambackpt.errors import CheckpointValueError, checked_int
+from mambackpt.errors import checked_choice, checked_int
 from mambackpt.replay import Trace, example_trace
 
 Spread: TypeAlias = Callable[..., Iterable[Any]]  # `map`, or a pool's
@@ -60,10 +60,7 @@ def draw_figure(
     long is computed by ``spread``, which is `map` or a pool's. Raises CheckpointValueError for
     another name or medium.
     """
-    if name not in FIGURES:
-        raise CheckpointValueError(
-            f"figure is {name!r}; expected one of {', '.join(FIGURES)}. Try {next(iter(FIGURES))}."
-        )
+    checked_choice("figure", name, FIGURES)
     with style(medium):
         if trace is not None and name in _REPLAYS:
             return _REPLAYS[name](trace)

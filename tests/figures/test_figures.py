@@ -2,9 +2,9 @@
 
 import itertools
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import matplotlib as mpl
 import pytest
@@ -36,26 +36,25 @@ from mambackpt.replay.rules import expected_recompute, optimal_positions
 from mambackpt.replay.run import replay
 
 EACH = pytest.mark.parametrize(("name", "medium"), list(itertools.product(FIGURES, MEDIA)))
-Saved = Callable[[str], list[Path]]
+_FOLDER = TemporaryDirectory()
+
+
+@cache
+def run_of(name: str) -> tuple[Drawing, list[Path]]:
+    """A figure as it is drawn and written, once for all tests that only look at it."""
+    return save_figure(name, Path(_FOLDER.name))
 
 
 @cache
 def drawing_of(name: str, medium: str) -> Drawing:
-    """One drawing per figure and medium for all tests that only look at it."""
-    return draw_figure(name, medium=medium)
+    """One drawing per figure and medium."""
+    return run_of(name)[0] if medium == "review" else draw_figure(name, medium=medium)
 
 
 @cache
 def texts_in(name: str, medium: str) -> list[tuple[str, "mpl.transforms.Bbox"]]:
     """Its texts, laid out once."""
     return texts_of(drawing_of(name, medium).figure)
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Path]]:
-    """Every figure's files, drawn and written once for all tests that only read them."""
-    folder = tmp_path_factory.mktemp("saved")
-    return cache(lambda name: save_figure(name, folder)[1])
 
 
 def texts_of(figure: Figure) -> list[tuple[str, "mpl.transforms.Bbox"]]:
@@ -118,17 +117,17 @@ def test_only_state_checkpoint_hit_and_error_have_colours(name: str, medium: str
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_second_run_writes_the_same_bytes(name: str, saved: Saved, tmp_path: Path) -> None:
+def test_a_second_run_writes_the_same_bytes(name: str, tmp_path: Path) -> None:
     _, second = save_figure(name, tmp_path / "second")
     assert [path.suffix for path in second] == [".svg", ".pdf"]
-    for one, other in zip(saved(name), second, strict=True):
+    for one, other in zip(run_of(name)[1], second, strict=True):
         assert one.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_committed_figures_are_what_the_code_draws(name: str, saved: Saved, root: Path) -> None:
+def test_committed_figures_are_what_the_code_draws(name: str, root: Path) -> None:
     """SVGs only: a PDF's streams depend on the machine's zlib."""
-    svg, pdf = saved(name)
+    _, [svg, pdf] = run_of(name)
     committed = root / "notebooks/figures" / svg.name
     assert committed.read_bytes() == svg.read_bytes(), f"run `make figures`: {svg.name}"
     assert (root / "notebooks/figures" / pdf.name).exists()
@@ -139,7 +138,7 @@ def test_no_figure_is_kept_that_no_code_draws(root: Path) -> None:
 
 
 def test_several_processes_write_the_same_bytes_in_the_same_order(
-    monkeypatch: pytest.MonkeyPatch, saved: Saved, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A figure that spreads its work is drawn here, with what other processes computed."""
 
@@ -160,13 +159,13 @@ def test_several_processes_write_the_same_bytes_in_the_same_order(
     for (finding, files), (again, others) in zip(*runs, strict=True):
         assert finding == again
         assert [one.read_bytes() for one in files] == [one.read_bytes() for one in others]
-    assert runs[1][2][1][0].read_bytes() == saved("one-forward")[0].read_bytes()
+    assert runs[1][2][1][0].read_bytes() == run_of("one-forward")[1][0].read_bytes()
     with pytest.raises(CheckpointValueError, match="processes is 0"):
         next(save_figures(names, tmp_path, processes=0))
 
 
-def test_an_svg_keeps_its_words_as_text_and_carries_finding_and_alt(saved: Saved) -> None:
-    drawing, [svg, pdf] = drawing_of("one-forward", "review"), saved("one-forward")
+def test_an_svg_keeps_its_words_as_text_and_carries_finding_and_alt() -> None:
+    drawing, [svg, pdf] = run_of("one-forward")
     words = svg.read_text(encoding="utf-8")
     assert "<text" in words
     assert f"<dc:title>{drawing.finding}</dc:title>" in words
@@ -203,7 +202,9 @@ def test_the_command_prints_findings_and_paths(
 
 
 def test_an_unknown_name_lists_the_names_and_writes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointValueError, match=r"no figure is named no-such.*one-forward"):
+    with pytest.raises(
+        CheckpointValueError, match=r"figure is 'no-such'; expected one of one-forward"
+    ):
         main(["one-forward", "no-such", "--out", str(tmp_path / "new")])
     assert not (tmp_path / "new").exists()
     with pytest.raises(CheckpointValueError, match="expected one of one-forward"):
