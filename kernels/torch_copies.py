@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from shutil import which
-from typing import NotRequired, Protocol, TypedDict, Unpack
+from typing import Any, NotRequired, Protocol, TypedDict, Unpack
 
+import numpy as np
 import torch
 
 # A shorter copy runs on the calling thread. Many short copies that fork and join crawl as soon as
@@ -167,24 +168,29 @@ def store_loop(*, plan: CopyPlan | None = None, **inputs: Unpack[CopyInputs]) ->
 def store_rows(*, plan: CopyPlan | None = None, **inputs: Unpack[CopyInputs]) -> None:
     """Store checkpoints at the speed of memory on a CPU: what the exporter's torch backend runs.
 
-    Recurrent rows whose sources follow each other move in one 16-byte-wide index copy; rows that
-    need converting, or lie off the 16-byte grid, move one by one.
+    Windows move token by token, by numpy where dtypes are equal: calling torch for 72 KiB takes a
+    third of the time of copying them. Recurrent rows whose sources follow each other move in one
+    16-byte-wide index copy; rows that need converting, or lie off that grid, move one by one.
     """
     rows = read_rows(**inputs) if plan is None else plan.rows
-    conv_state, raw_qkv, S = inputs["conv_state"], inputs["raw_qkv"], inputs["state_len"]
-    step = max(1, _SERIAL_ELEMENTS // max(S, 1))
+    raw_qkv, S = inputs["raw_qkv"], inputs["state_len"]
+    windows = inputs["conv_state"][:, :, :S].transpose(1, 2)  # channels last, as the inputs lie
+    if windows.dtype == raw_qkv.dtype and windows.device.type == "cpu":
+        window_bits, input_bits = _bits(windows), _bits(raw_qkv)
+        for copy in rows:
+            if len(copy.tokens) == S:
+                for column, token in enumerate(copy.tokens):
+                    window_bits[copy.block, column] = input_bits[token]
+    else:
+        for copy in rows:
+            if len(copy.tokens) == S:
+                for column, token in zip(windows[copy.block], copy.tokens, strict=True):
+                    parts = column.split(_SERIAL_ELEMENTS), raw_qkv[token].split(_SERIAL_ELEMENTS)
+                    for target, source in zip(*parts, strict=True):
+                        target.copy_(source)
     for copy in rows:
-        tokens = copy.tokens
-        if 0 < len(tokens) < S:
+        if 0 < len(copy.tokens) < S:
             _store_window(copy, inputs)
-        elif tokens:
-            follow = tokens == list(range(tokens[0], tokens[0] + S))
-            source = raw_qkv[tokens[0] : tokens[0] + S] if follow else raw_qkv[tokens]
-            # Channels last on both sides: torch then walks along the inputs as they lie.
-            window = conv_state[copy.block, :, :S].T
-            for first in range(0, source.shape[1], step):
-                channels = slice(first, first + step)
-                window[:, channels].copy_(source[:, channels])
     pool, checkpoint = _recurrent(inputs)
     if pool is None or checkpoint is None:
         return
@@ -294,6 +300,12 @@ def _store_window(copy: RowCopy, inputs: CopyInputs) -> None:
         window[:, :before].copy_(initial[copy.row, :, len(copy.tokens) :])
     for column, token in enumerate(copy.tokens, start=before):
         window[:, column].copy_(inputs["raw_qkv"][token])
+
+
+def _bits(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The tensor's memory as integers of the same size: numpy knows no bfloat16."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.detach().view(whole[tensor.element_size()]).numpy()
 
 
 def _consecutive_sources(rows: list[RowCopy]) -> Iterator[list[RowCopy]]:

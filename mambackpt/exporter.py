@@ -345,6 +345,7 @@ def _check_values(checkpoint: MambaPrefillCheckpointMetadata, inputs: CopyInputs
     tokens = "raw_qkv" if token_indices is None else "token_indices"
     token_count = len(inputs["raw_qkv"] if token_indices is None else token_indices)
     pools = {"conv_state": inputs["conv_state"], "recurrent_state": inputs.get("recurrent_state")}
+    blocks = {name: len(pool) for name, pool in pools.items() if pool is not None}
     source, rows = inputs.get("recurrent_checkpoint"), inputs.get("recurrent_rows")
     sources = None if rows is None else rows.tolist()
     row_of_block: dict[int, int] = {}
@@ -362,10 +363,10 @@ def _check_values(checkpoint: MambaPrefillCheckpointMetadata, inputs: CopyInputs
             )
         if token_indices is not None:
             _check_token_indices(row, token_indices[start : start + offset], inputs["raw_qkv"])
-        for name, pool in pools.items():
-            if pool is not None and not 0 <= block < len(pool):
+        for name, count in blocks.items():
+            if not 0 <= block < count:
                 raise CheckpointValueError(
-                    f"row {row} goes to block {block}, but {name} has {len(pool)} blocks; "
+                    f"row {row} goes to block {block}, but {name} has {count} blocks; "
                     "expected a block of the pool. Try this cache group's own table and pools."
                 )
         if sources is not None and source is not None and not 0 <= sources[row] < len(source):
