@@ -21,7 +21,7 @@ _SERIAL_ELEMENTS = 32_767
 
 
 class CopyInputs(TypedDict):
-    """What every way of storing checkpoints is given.
+    """What every way of storing checkpoints takes.
 
     ``offsets`` [R]: where in its query a row is cut, 0 for no checkpoint. ``state_indices`` [R]:
     the block it goes to, 0 for none. ``raw_qkv`` [tokens, width]: inputs of the convolution; token
@@ -101,10 +101,10 @@ def read_rows(**inputs: Unpack[CopyInputs]) -> list[RowCopy]:
     blocks, pool, checkpoint = inputs["conv_state"].shape[0], *_recurrent(inputs)
     if pool is not None:
         blocks = min(blocks, pool.shape[0])
-    given_rows = inputs.get("recurrent_rows")
-    sources = None if given_rows is None else given_rows.tolist()
+    indices = inputs.get("recurrent_rows")
+    sources = None if indices is None else indices.tolist()
     complete = inputs.get("initial_windows") is not None
-    found = []
+    copies = []
     pairs = zip(inputs["offsets"].tolist(), inputs["state_indices"].tolist(), strict=True)
     for row, (offset, block) in enumerate(pairs):
         if offset <= 0 or not 0 < block < blocks:
@@ -120,13 +120,13 @@ def read_rows(**inputs: Unpack[CopyInputs]) -> list[RowCopy]:
             first = offset
         elif offset < S and not complete:
             continue
-        found.append(RowCopy(row, block, source, list(range(start + first, start + offset))))
+        copies.append(RowCopy(row, block, source, list(range(start + first, start + offset))))
     if remap is not None:
-        listed_tokens = torch.tensor([t for copy in found for t in copy.tokens], dtype=torch.int64)
+        listed_tokens = torch.tensor([t for copy in copies for t in copy.tokens], dtype=torch.int64)
         actual = iter(remap[listed_tokens.to(remap.device)].tolist())
-        for copy in found:
+        for copy in copies:
             copy.tokens[:] = [next(actual) for _ in copy.tokens]
-    return [copy for copy in found if all(0 <= token < token_count for token in copy.tokens)]
+    return [copy for copy in copies if all(0 <= token < token_count for token in copy.tokens)]
 
 
 def plan_copies(**inputs: Unpack[CopyInputs]) -> CopyPlan:
@@ -174,22 +174,18 @@ def store_rows(*, plan: CopyPlan | None = None, **inputs: Unpack[CopyInputs]) ->
     """
     rows = read_rows(**inputs) if plan is None else plan.rows
     raw_qkv, S = inputs["raw_qkv"], inputs["state_len"]
-    windows = inputs["conv_state"][:, :, :S].transpose(1, 2)  # channels last, as the inputs lie
-    if windows.dtype == raw_qkv.dtype and windows.device.type == "cpu":
-        window_bits, input_bits = _bits(windows), _bits(raw_qkv)
-        for copy in rows:
-            if len(copy.tokens) == S:
-                for column, token in enumerate(copy.tokens):
-                    window_bits[copy.block, column] = input_bits[token]
-    else:
-        for copy in rows:
-            if len(copy.tokens) == S:
-                for column, token in zip(windows[copy.block], copy.tokens, strict=True):
-                    parts = column.split(_SERIAL_ELEMENTS), raw_qkv[token].split(_SERIAL_ELEMENTS)
-                    for target, source in zip(*parts, strict=True):
-                        target.copy_(source)
+    windows: Any = inputs["conv_state"][:, :, :S].transpose(1, 2)  # channels last, as inputs lie
+    tokens: Any = raw_qkv
+    width, step = raw_qkv.shape[1], _SERIAL_ELEMENTS
+    if windows.dtype == raw_qkv.dtype and raw_qkv.device.type == "cpu":
+        windows, tokens, step = _bits(windows), _bits(raw_qkv), max(width, 1)
     for copy in rows:
-        if 0 < len(copy.tokens) < S:
+        if len(copy.tokens) == S:
+            for column, token in enumerate(copy.tokens):
+                for first in range(0, width, step):
+                    part = slice(first, first + step)
+                    windows[copy.block, column, part] = tokens[token, part]
+        elif copy.tokens:
             _store_window(copy, inputs)
     pool, checkpoint = _recurrent(inputs)
     if pool is None or checkpoint is None:

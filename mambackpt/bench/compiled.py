@@ -18,13 +18,18 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mambackpt.errors import CheckpointValueError
+from mambackpt.errors import CheckpointValueError, checked_choice
+from mambackpt.models import PRESETS
+
+if TYPE_CHECKING:
+    from mambackpt.kernels.torch_copies import CopyInputs
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 DTYPES = (("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16"))
 KERNELS = ("tiled", "plain")
+_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of one element
 WARPS = 4  # Triton's default, and what both kernels launch with
 MIB = 2**20
 
@@ -60,16 +65,15 @@ class LayerShape:
         return elements
 
 
-# One tensor-parallel rank's layer, unless the name says another split.
-LAYERS = {
-    layer.name: layer
-    for layer in (
-        LayerShape("kimi-k3", 3 * 96 * 128, (96, 128, 128)),
-        LayerShape("kimi-k3-tp8", 3 * 12 * 128, (12, 128, 128)),
-        LayerShape("qwen3-next", 2 * 16 * 128 + 32 * 128, (32, 128, 128)),
-        LayerShape("nemotron-3-super", 128 * 64 + 2 * 8 * 128, (128, 64, 128)),
-    )
-}
+def _layer_of(preset: str) -> LayerShape:
+    """One rank's recurrent layer of a published model."""
+    model = PRESETS[preset]
+    columns, width = model.recurrent.conv_shape(model.ranks)
+    return LayerShape(preset, width, model.recurrent.recurrent_shape(model.ranks), columns, columns)
+
+
+_TIMED = ("kimi-k3", "kimi-k3-tp8", "qwen3-next", "nemotron-3-super")
+LAYERS = {preset: _layer_of(preset) for preset in _TIMED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class Compilation:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One kind of access in the compiled text: ``count`` instructions of ``width`` bytes a lane."""
+    """One kind of access in the compiled text: ``count`` instructions of ``width`` bytes."""
 
     buffer: str
     operation: str
@@ -133,7 +137,7 @@ class CompiledKernel:
         return self.instructions * WARPS * self.programs_per_mib
 
     def widths(self, *buffers: str) -> tuple[int, ...]:
-        """Return the access widths, in bytes a lane, that occur on these buffers, narrowest first.
+        """Return the bytes an access, as they occur on these buffers, narrowest first.
 
         Without names: on all four buffers of checkpoint data.
         """
@@ -142,19 +146,18 @@ class CompiledKernel:
 
     @property
     def accesses_per_mib(self) -> float:
-        """Lane accesses to checkpoint data, loads and stores, for each MiB read."""
+        """Accesses of threads to checkpoint data, loads and stores, for each MiB read."""
         layer, total = self.request.layer, 0.0
-        sizes = {"float32": 4, "bfloat16": 2, "float16": 2}
         moved = {
-            "recurrent_checkpoint": layer.row_elements * sizes[self.request.source_dtype],
-            "recurrent_state": layer.row_elements * sizes[self.request.state_dtype],
-            "raw_qkv": layer.window_elements * sizes["bfloat16"],
-            "conv_state": layer.window_elements * sizes["bfloat16"],
+            "recurrent_checkpoint": layer.row_elements * _SIZES[self.request.source_dtype],
+            "recurrent_state": layer.row_elements * _SIZES[self.request.state_dtype],
+            "raw_qkv": layer.window_elements * _SIZES["bfloat16"],
+            "conv_state": layer.window_elements * _SIZES["bfloat16"],
         }
         for buffer, size in moved.items():
-            found = [a for a in self.accesses if a.buffer == buffer]
-            covered = sum(a.width * a.count for a in found)
-            total += size * sum(a.count for a in found) / covered if covered else 0.0
+            touching = [a for a in self.accesses if a.buffer == buffer]
+            covered = sum(a.width * a.count for a in touching)
+            total += size * sum(a.count for a in touching) / covered if covered else 0.0
         return total * MIB / self.bytes_read
 
 
@@ -190,16 +193,10 @@ def compile_ahead(requests: Iterable[Compilation]) -> list[CompiledKernel]:
     """
     listed = list(requests)
     for request in listed:
-        for name, value, known in (
-            ("target", request.target, TARGETS),
-            ("kernel", request.kernel, KERNELS),
-            ("source_dtype", request.source_dtype, ("float32", "bfloat16", "float16")),
-            ("state_dtype", request.state_dtype, ("float32", "bfloat16", "float16")),
-        ):
-            if value not in known:
-                raise CheckpointValueError(
-                    f"{name} is {value!r}; expected one of {', '.join(known)}. Try {known[0]!r}."
-                )
+        checked_choice("target", request.target, TARGETS)
+        checked_choice("kernel", request.kernel, KERNELS)
+        checked_choice("source_dtype", request.source_dtype, _SIZES)
+        checked_choice("state_dtype", request.state_dtype, _SIZES)
     requested = json.dumps([asdict(request) for request in listed])
     answers = run_without_interpreter("-m", "mambackpt.bench.compiled", stdin=requested)
     return [
@@ -262,21 +259,29 @@ class OfflineDriver:
 
 
 def inputs_of(
-    request: Compilation, *, rows: int = 8, tokens: int = 8_000, blocks: int = 5_000
-) -> dict[str, Any]:
-    """Return launcher keywords with these shapes and no memory behind them (meta tensors)."""
+    request: Compilation,
+    *,
+    rows: int = 8,
+    tokens: int = 8_000,
+    blocks: int = 5_000,
+    device: str = "meta",
+) -> "CopyInputs":
+    """Return launcher keywords with these shapes, nothing in them: on "meta" no memory either.
+
+    >>> inputs_of(Compilation(LAYERS["kimi-k3"]), blocks=2)["conv_state"].shape
+    torch.Size([2, 36864, 3])
+    """
     import torch
 
     def buffer(*shape: int, dtype: str) -> torch.Tensor:
-        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
 
     layer = request.layer
-    pool = (blocks, layer.width, layer.columns)
     if request.token_first:
-        conv_state = buffer(pool[0], pool[2], pool[1], dtype="bfloat16").transpose(1, 2)
+        conv_state = buffer(blocks, layer.columns, layer.width, dtype="bfloat16").transpose(1, 2)
     else:
-        conv_state = buffer(*pool, dtype="bfloat16")
-    inputs = {
+        conv_state = buffer(blocks, layer.width, layer.columns, dtype="bfloat16")
+    inputs: CopyInputs = {
         "offsets": buffer(rows, dtype="int32"),
         "state_indices": buffer(rows, dtype="int32"),
         "raw_qkv": buffer(tokens, layer.width, dtype="bfloat16"),
@@ -296,7 +301,7 @@ def inputs_of(
     return inputs
 
 
-def plan_of(request: Compilation, **sizes: int) -> Any:
+def plan_of(request: Compilation, **sizes: Any) -> Any:
     """Return the launch that this request's launcher would make, for `inputs_of` its shapes."""
     from mambackpt.kernels.flat_store import plan_flat_store
     from mambackpt.kernels.store_checkpoints import plan_store
@@ -360,10 +365,10 @@ def _read_cubin(cubin: bytes) -> tuple[int, int, int]:
 
 
 def _amd_number(assembly: str, name: str) -> int:
-    found = re.search(rf"\.{name}:\s*(\d+)", assembly)
-    if found is None:
+    number = re.search(rf"\.{name}:\s*(\d+)", assembly)
+    if number is None:
         raise RuntimeError(f"the compiled text does not say {name}")
-    return int(found[1])
+    return int(number[1])
 
 
 _NVIDIA_ACCESS = re.compile(r"\b(ld|st)\.global(?:\.[a-z_:0-9]+)*?(?:\.v(\d))?\.[bus](\d+)\b")
@@ -381,7 +386,7 @@ def _accesses(assembly: str) -> tuple[Access, ...]:
             r'^\s*\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]+)"', assembly, re.M
         )
     }
-    buffer, inline, found = "", False, Counter[tuple[str, str, int]]()
+    buffer, inline, counts = "", False, Counter[tuple[str, str, int]]()
     for line in assembly.splitlines():
         # Lines of inline assembly count on from the source line that they stand for.
         inline = "begin inline asm" in line or (inline and "end inline asm" not in line)
@@ -391,13 +396,13 @@ def _accesses(assembly: str) -> tuple[Access, ...]:
         nvidia, amd = _NVIDIA_ACCESS.search(line), _AMD_ACCESS.match(line)
         if nvidia:
             operation = {"ld": "load", "st": "store"}[nvidia[1]]
-            found[buffer, operation, int(nvidia[2] or 1) * int(nvidia[3]) // 8] += 1
+            counts[buffer, operation, int(nvidia[2] or 1) * int(nvidia[3]) // 8] += 1
         elif amd:
             width = next(
                 w for n, w in sorted(_AMD_WIDTHS.items(), reverse=True) if amd[2].startswith(n)
             )
-            found[buffer, amd[1], width] += 1
-    return tuple(Access(*key, count) for key, count in sorted(found.items()))
+            counts[buffer, amd[1], width] += 1
+    return tuple(Access(*key, count) for key, count in sorted(counts.items()))
 
 
 @cache
@@ -439,17 +444,17 @@ def _narrow_products(ttir: str) -> Iterator[str]:
 
 def _conversions(assembly: str) -> tuple[str, ...]:
     """Instructions that make bfloat16 of float32; an AMD target without one adds half a step."""
-    found = set(re.findall(r"\b(cvt\.\S*bf16\S*\.f32)\b", assembly))
+    names = set(re.findall(r"\b(cvt\.\S*bf16\S*\.f32)\b", assembly))
     if re.search(r"v_bfe_u32 \w+, \w+, 16, 1", assembly) and "0x7fff" in assembly:
-        found.add("v_bfe_u32 + v_add3_u32")
-    return tuple(sorted(found))
+        names.add("v_bfe_u32 + v_add3_u32")
+    return tuple(sorted(names))
 
 
 def static_table(compiled: Sequence[CompiledKernel]) -> list[dict[str, Any]]:
     """Return one plain row per compiled kernel: accesses, programs, registers, spills.
 
-    ``recurrent_bytes`` and ``window_bytes`` are the widths, in bytes a lane, of the accesses to
-    the states' and the windows' buffers; per-MiB numbers count MiB of checkpoint read.
+    ``recurrent_bytes`` and ``window_bytes`` are the bytes an access to the states' and the windows'
+    buffers; per-MiB numbers count MiB of checkpoint read.
     """
     return [
         {
@@ -471,15 +476,15 @@ def static_table(compiled: Sequence[CompiledKernel]) -> list[dict[str, Any]]:
 
 
 def _main() -> None:
-    """Compile the requests on standard input, write what was found to standard output."""
+    """Compile the requests on standard input, write what was read to standard output."""
     import triton
 
     answers: dict[int, dict[str, Any]] = {}
     requests = []
-    for given in json.load(sys.stdin):
-        layer = given["layer"]
+    for fields in json.load(sys.stdin):
+        layer = fields.pop("layer")
         layer["row"] = tuple(layer["row"])
-        requests.append(Compilation(**{**given, "layer": LayerShape(**layer)}))
+        requests.append(Compilation(LayerShape(**layer), **fields))
     for target in TARGETS:
         triton.runtime.driver.set_active(OfflineDriver(target))
         for number, request in enumerate(requests):

@@ -132,7 +132,7 @@ def test_the_saved_timings_say_what_a_reader_of_them_needs(cpu_run):
         assert timing.runs >= 9
         assert timing.method != COPY or timing.ratio == 1
         layer = LAYERS[timing.case]
-        if timing.variant == "token-first":
+        if timing.buffers == "token-first":
             one = 4 * layer.row_elements + 2 * layer.window_elements
             assert timing.bytes == 2 * timing.size * one
 
@@ -162,7 +162,7 @@ def test_timings_are_drawn_with_the_shares_that_were_measured(cpu_run, medium):
         drawing = draw_export_timings(cpu_run, size=64)
         texts_fit(drawing)
     first = cpu_run.timings[0]
-    same = [t for t in cpu_run.timings if (t.variant, t.regime) == ("token-first", first.regime)]
+    same = [t for t in cpu_run.timings if (t.buffers, t.regime) == ("token-first", first.regime)]
     shares = {t.method: t.ratio for t in same if (t.case, t.size) == ("kimi-k3", 64)}
     assert f"reaches {shares[OURS]:.0%} of" in drawing.finding
     assert f"plain indexing {shares['pool[blocks] = rows']:.0%}." in drawing.finding
@@ -200,7 +200,7 @@ def test_what_was_not_timed_is_not_drawn(cpu_run):
     with pytest.raises(CheckpointValueError, match="size is 7 checkpoints; expected one of"):
         draw_export_timings(cpu_run, size=7)
     with pytest.raises(CheckpointValueError, match="no timing of 'kimi-k3', 'other'"):
-        draw_roofline(cpu_run, 1e12, variant="other")
+        draw_roofline(cpu_run, 1e12, buffers="other")
 
 
 @pytest.mark.parametrize("medium", ["review", "slide"])
