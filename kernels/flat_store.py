@@ -112,7 +112,14 @@ def flat_store_checkpoints_kernel(
 
 
 def plan_flat_store(**inputs: Unpack[CopyInputs]) -> Launch:
-    """Return the launch that `flat_store_checkpoints` runs, without running it."""
+    """Return the launch that `flat_store_checkpoints` runs, without running it.
+
+    >>> import torch; one = torch.tensor([1])
+    >>> plan_flat_store(
+    ...     offsets=one * 3, state_indices=one * 2, raw_qkv=torch.zeros(4, 100),
+    ...     conv_state=torch.zeros(3, 100, 3), cu_seqlens=torch.tensor([0, 4]), state_len=3).grid
+    (2, 1)
+    """
     arguments = shared_arguments(**inputs) | {"PART": PART}
     elements = max(arguments["ROW_ELEMENTS"], arguments["WIDTH"] * arguments["STATE_LEN"])
     if elements > MOST_ELEMENTS:

@@ -190,15 +190,11 @@ def store_rows(*, plan: CopyPlan | None = None, **inputs: Unpack[CopyInputs]) ->
     pool, checkpoint = _recurrent(inputs)
     if pool is None or checkpoint is None:
         return
-    wide_pool, wide_checkpoint = _wide_rows(pool), _wide_rows(checkpoint)
+    wide_pool = _wide_rows(pool) if pool.dtype == checkpoint.dtype else None
+    wide_checkpoint = _wide_rows(checkpoint)
     for run in _consecutive_sources(rows):
         first = run[0].source
-        if (
-            len(run) == 1
-            or wide_pool is None
-            or wide_checkpoint is None
-            or pool.dtype != checkpoint.dtype
-        ):
+        if len(run) == 1 or wide_pool is None or wide_checkpoint is None:
             # Converting all rows at once would fill a temporary, page by page, at every call.
             for copy in run:
                 pool[copy.block].copy_(checkpoint[copy.source])

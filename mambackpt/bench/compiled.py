@@ -9,14 +9,16 @@ import ast
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from mambackpt.kernels.torch_copies import CopyInputs
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+_DISASSEMBLED_AS = {"sm_80": "SM80", "sm_90": "SM90a", "sm_100": "SM100a"}
 DTYPES = (("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16"))
 KERNELS = ("tiled", "plain")
 _SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of one element
@@ -108,11 +111,11 @@ class Access:
 class CompiledKernel:
     """What one compilation came to.
 
-    ``programs`` and ``bytes_read`` are those of one checkpoint. ``spills`` is bytes of stack and
-    local memory on NVIDIA targets, spilled registers on AMD's. ``instructions`` counts the text of
-    one program, which no program exceeds: neither kernel loops. ``narrow_products`` are products
-    of an index that is only known at run time, taken in 32 bits; ``narrow_offsets`` counts address
-    offsets of 32 bits. ``conversions`` names the instructions that round to bfloat16.
+    ``programs`` and ``bytes_read`` are those of one layer's checkpoint. ``spills`` is bytes of
+    stack and local memory on NVIDIA targets, spilled registers on AMD's. ``instructions`` counts
+    the text of one program, which no program exceeds: neither kernel loops. ``narrow_products`` are
+    products of an index that is only known at run time, taken in 32 bits; ``narrow_offsets`` counts
+    address offsets of 32 bits. ``conversions`` names the instructions that round to bfloat16.
     """
 
     request: Compilation
@@ -128,7 +131,7 @@ class CompiledKernel:
 
     @property
     def programs_per_mib(self) -> float:
-        """Programs launched for each MiB of checkpoint read."""
+        """Programs launched for each MiB read."""
         return self.programs * MIB / self.bytes_read
 
     @property
@@ -310,25 +313,25 @@ def plan_of(request: Compilation, **sizes: Any) -> Any:
     return plan(**inputs_of(request, **sizes))
 
 
-def _compile(request: Compilation) -> CompiledKernel:
-    launch = plan_of(request)
-    compiled = launch.kernel.warmup(**launch.arguments, grid=launch.grid)
-    layer, text = request.layer, compiled.asm
-    source_size = 4 if request.source_dtype == "float32" else 2
+def _read(
+    request: Compilation, programs: int, text: Mapping[str, Any], instructions: int
+) -> CompiledKernel:
+    """What the texts of one compilation say; ``text`` holds them by their kind."""
+    layer = request.layer
     if "ptx" in text:
         assembly = text["ptx"]
-        registers, spills, instructions = _read_cubin(text["cubin"])
+        registers, spills = _nvidia_usage(text["cubin"])
     else:
         assembly = text["amdgcn"]
         registers = _amd_number(assembly, "vgpr_count")
         spills = _amd_number(assembly, "vgpr_spill_count") + _amd_number(
             assembly, "sgpr_spill_count"
         )
-        instructions = len(re.findall(r"^\t(?:[vs]|ds|global|buffer|flat)_\w+", assembly, re.M))
+    source_bytes = layer.row_elements * _SIZES[request.source_dtype]
     return CompiledKernel(
         request=request,
-        programs=launch.grid[0],
-        bytes_read=layer.row_elements * source_size + layer.window_elements * 2,
+        programs=programs,
+        bytes_read=source_bytes + layer.window_elements * _SIZES["bfloat16"],
         registers=registers,
         spills=spills,
         instructions=instructions,
@@ -339,29 +342,63 @@ def _compile(request: Compilation) -> CompiledKernel:
     )
 
 
-def _read_cubin(cubin: bytes) -> tuple[int, int, int]:
-    """Registers, bytes of stack and local memory, instructions of a compiled NVIDIA kernel."""
+def _nvidia_tool(name: str, *arguments: str, content: bytes) -> str:
+    """What one of the tools in Triton's package says of this content."""
     import triton
 
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+        file.write(content)
         file.flush()
-        text = subprocess.run(
-            [tool, "-res-usage", "-sass", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        command = [str(tool), *arguments, file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return str(done.stdout)
+
+
+def _nvidia_usage(cubin: bytes) -> tuple[int, int]:
+    """Registers, and bytes of stack and local memory, of a compiled NVIDIA kernel."""
+    text = _nvidia_tool("cuobjdump", "-res-usage", content=cubin)
     usage = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
-    count = 0
-    for address, operation, operands in re.findall(
-        r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([\w.]+)([^;]*);", text, re.M
+    return usage["REG"], usage["STACK"] + usage["LOCAL"]
+
+
+def _count_instructions(target: str, texts: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Instructions of each of these programs.
+
+    Disassembled all at once: NVIDIA's tool takes a quarter of a second to start.
+    """
+    if target not in _DISASSEMBLED_AS:
+        pattern = re.compile(r"^\t(?:[vs]|ds|global|buffer|flat)_\w+", re.M)
+        return [len(pattern.findall(text["amdgcn"])) for text in texts]
+    codes = [_machine_code(text["cubin"]) for text in texts]
+    listing = _nvidia_tool(
+        "nvdisasm", "--binary", _DISASSEMBLED_AS[target], content=b"".join(codes)
+    )
+    ends = list(accumulate(map(len, codes)))
+    counts = [0] * len(codes)
+    for number, operation, operands in re.findall(
+        r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([\w.]+)([^;]*);", listing, re.M
     ):
-        target = re.search(r"0x([0-9a-f]+)", operands)
-        if operation.startswith("BRA") and target and int(target[1], 16) <= int(address, 16):
-            if int(target[1], 16) != int(address, 16):
+        address, jump = int(number, 16), re.search(r"0x([0-9a-f]+)", operands)
+        if operation.startswith("BRA") and jump and int(jump[1], 16) <= address:
+            if int(jump[1], 16) != address:
                 raise RuntimeError(f"a loop at {address}: the text does not bound what runs")
             continue  # the endless jump to itself that closes a kernel
-        count += operation != "NOP"
-    return usage["REG"], usage["STACK"] + usage["LOCAL"], count
+        counts[bisect_right(ends, address)] += operation != "NOP"
+    return counts
+
+
+def _machine_code(cubin: bytes) -> bytes:
+    """The instructions in a cubin, which is an ELF file: its section ``.text.KERNEL``."""
+    [table] = struct.unpack_from("<Q", cubin, 40)
+    size, sections, names = struct.unpack_from("<HHH", cubin, 58)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, table + size * n) for n in range(sections)]
+    [code] = [
+        cubin[offset : offset + length]
+        for name, _, _, _, offset, length in headers
+        if cubin.startswith(b".text.", headers[names][4] + name)
+    ]
+    return code
 
 
 def _amd_number(assembly: str, name: str) -> int:
@@ -454,7 +491,7 @@ def static_table(compiled: Sequence[CompiledKernel]) -> list[dict[str, Any]]:
     """Return one plain row per compiled kernel: accesses, programs, registers, spills.
 
     ``recurrent_bytes`` and ``window_bytes`` are the bytes an access to the states' and the windows'
-    buffers; per-MiB numbers count MiB of checkpoint read.
+    buffers; per-MiB numbers count MiB of the layer's checkpoint read.
     """
     return [
         {
@@ -479,18 +516,23 @@ def _main() -> None:
     """Compile the requests on standard input, write what was read to standard output."""
     import triton
 
-    answers: dict[int, dict[str, Any]] = {}
     requests = []
     for fields in json.load(sys.stdin):
         layer = fields.pop("layer")
         layer["row"] = tuple(layer["row"])
         requests.append(Compilation(LayerShape(**layer), **fields))
+    answers: dict[int, dict[str, Any]] = {}
     for target in TARGETS:
         triton.runtime.driver.set_active(OfflineDriver(target))
-        for number, request in enumerate(requests):
-            if request.target == target:
-                plan_of(request).kernel.device_caches.clear()
-                answers[number] = asdict(_compile(request))
+        numbers = [n for n, request in enumerate(requests) if request.target == target]
+        launches = [plan_of(requests[n]) for n in numbers]
+        texts = []
+        for launch in launches:
+            launch.kernel.device_caches.clear()
+            texts.append(launch.kernel.warmup(**launch.arguments, grid=launch.grid).asm)
+        counts = _count_instructions(target, texts)
+        for n, launch, text, count in zip(numbers, launches, texts, counts, strict=True):
+            answers[n] = asdict(_read(requests[n], launch.grid[0], text, count))
     json.dump([answers[number] for number in range(len(requests))], sys.stdout)
 
 
