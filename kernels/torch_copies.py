@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from shutil import which
-from typing import Any, NotRequired, Protocol, TypedDict, Unpack
+from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -45,8 +45,7 @@ class CopyInputs(TypedDict):
     skip_short_windows: NotRequired[bool]
 
 
-@dataclass(frozen=True, slots=True)
-class RowCopy:
+class RowCopy(NamedTuple):
     """One checkpoint to store, in host integers.
 
     ``tokens`` are rows of ``raw_qkv``, oldest first: S of them, fewer where the query has no more
@@ -101,6 +100,7 @@ def read_rows(**inputs: Unpack[CopyInputs]) -> list[RowCopy]:
     blocks, pool, checkpoint = inputs["conv_state"].shape[0], *_recurrent(inputs)
     if pool is not None:
         blocks = min(blocks, pool.shape[0])
+    source_count = None if checkpoint is None else checkpoint.shape[0]
     indices = inputs.get("recurrent_rows")
     sources = None if indices is None else indices.tolist()
     complete = inputs.get("initial_windows") is not None
@@ -113,7 +113,7 @@ def read_rows(**inputs: Unpack[CopyInputs]) -> list[RowCopy]:
         if start < 0 or start + offset > end:
             continue
         source = row if sources is None else sources[row]
-        if checkpoint is not None and not 0 <= source < checkpoint.shape[0]:
+        if source_count is not None and not 0 <= source < source_count:
             continue
         first = max(0, offset - S)
         if offset < S and skip_short:
@@ -121,11 +121,12 @@ def read_rows(**inputs: Unpack[CopyInputs]) -> list[RowCopy]:
         elif offset < S and not complete:
             continue
         copies.append(RowCopy(row, block, source, list(range(start + first, start + offset))))
-    if remap is not None:
-        listed_tokens = torch.tensor([t for copy in copies for t in copy.tokens], dtype=torch.int64)
-        actual = iter(remap[listed_tokens.to(remap.device)].tolist())
-        for copy in copies:
-            copy.tokens[:] = [next(actual) for _ in copy.tokens]
+    if remap is None:  # tokens of a query inside the batch are
+        return copies
+    listed_tokens = torch.tensor([t for copy in copies for t in copy.tokens], dtype=torch.int64)
+    actual = iter(remap[listed_tokens.to(remap.device)].tolist())
+    for copy in copies:
+        copy.tokens[:] = [next(actual) for _ in copy.tokens]
     return [copy for copy in copies if all(0 <= token < token_count for token in copy.tokens)]
 
 

@@ -39,12 +39,15 @@ def checked_int(name: str, value: object, *, least: int = 1, unit: str = "tokens
     Booleans and floats are refused even where they equal an integer; numpy integers are fine.
     Raises CheckpointTypeError or CheckpointValueError.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral | SupportsIndex):
+    if type(value) is int:  # asking a protocol takes longer than all that follows
+        number = value
+    elif isinstance(value, bool) or not isinstance(value, Integral | SupportsIndex):
         raise CheckpointTypeError(
             f"{name} is {value!r} ({type(value).__name__}); expected a whole number of {unit}. "
             f"Try int({value!r}) if that is what you mean."
         )
-    number = value.__index__() if isinstance(value, SupportsIndex) else int(value)
+    else:
+        number = value.__index__() if isinstance(value, SupportsIndex) else int(value)
     if number < least:
         expected = {0: "a non-negative number of", 1: "a positive number of"}
         suggestion = 16 if least == 1 and unit == "tokens" else max(least, 0)

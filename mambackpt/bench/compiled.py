@@ -522,7 +522,7 @@ def _main() -> None:
         layer["row"] = tuple(layer["row"])
         requests.append(Compilation(LayerShape(**layer), **fields))
     answers: dict[int, dict[str, Any]] = {}
-    for target in TARGETS:
+    for target in dict.fromkeys(request.target for request in requests):
         triton.runtime.driver.set_active(OfflineDriver(target))
         numbers = [n for n, request in enumerate(requests) if request.target == target]
         launches = [plan_of(requests[n]) for n in numbers]

@@ -232,6 +232,12 @@ def test_counting_compilations_sees_them_grow(child):
     assert child["compilations"]["plain"][-1] > child["compilations"]["tiled"][-1]
 
 
+def test_a_kernel_compiled_alone_reads_as_it_does_among_many(compiled):
+    """The programs of a target are disassembled in one go, and counted apart."""
+    request = Compilation(KIMI, token_first=False)
+    assert compile_ahead([request]) == [compiled[request]]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("target", "sm_75"), ("kernel", "fast"), ("source_dtype", "int8"), ("state_dtype", "fp8")],
