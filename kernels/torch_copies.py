@@ -174,34 +174,21 @@ def store_rows(*, plan: CopyPlan | None = None, **inputs: Unpack[CopyInputs]) ->
     16-byte-wide index copy; rows that need converting, or lie off that grid, move one by one.
     """
     rows = read_rows(**inputs) if plan is None else plan.rows
-    raw_qkv, S = inputs["raw_qkv"], inputs["state_len"]
-    windows: Any = inputs["conv_state"][:, :, :S].transpose(1, 2)  # channels last, as inputs lie
-    tokens: Any = raw_qkv
-    width, step = raw_qkv.shape[1], _SERIAL_ELEMENTS
-    if windows.dtype == raw_qkv.dtype and raw_qkv.device.type == "cpu":
-        windows, tokens, step = _bits(windows), _bits(raw_qkv), max(width, 1)
-    for copy in rows:
-        if len(copy.tokens) == S:
-            for column, token in enumerate(copy.tokens):
-                for first in range(0, width, step):
-                    part = slice(first, first + step)
-                    windows[copy.block, column, part] = tokens[token, part]
-        elif copy.tokens:
-            _store_window(copy, inputs)
+    if inputs["state_len"]:
+        _store_windows(rows, inputs)
     pool, checkpoint = _recurrent(inputs)
     if pool is None or checkpoint is None:
         return
     wide_pool = _wide_rows(pool) if pool.dtype == checkpoint.dtype else None
     wide_checkpoint = _wide_rows(checkpoint)
     for run in _consecutive_sources(rows):
-        first = run[0].source
         if len(run) == 1 or wide_pool is None or wide_checkpoint is None:
             # Converting all rows at once would fill a temporary, page by page, at every call.
             for copy in run:
                 pool[copy.block].copy_(checkpoint[copy.source])
         else:
             blocks = _index([copy.block for copy in run], pool.device)
-            wide_pool.index_copy_(0, blocks, wide_checkpoint[first : first + len(run)])
+            wide_pool.index_copy_(0, blocks, wide_checkpoint[run[0].source :][: len(run)])
 
 
 def store_index_copy(*, plan: CopyPlan | None = None, **inputs: Unpack[CopyInputs]) -> None:
@@ -293,6 +280,23 @@ def _store_window(copy: RowCopy, inputs: CopyInputs) -> None:
         window[:, :before].copy_(initial[copy.row, :, len(copy.tokens) :])
     for column, token in enumerate(copy.tokens, start=before):
         window[:, column].copy_(inputs["raw_qkv"][token])
+
+
+def _store_windows(rows: list[RowCopy], inputs: CopyInputs) -> None:
+    """Write all windows, on the calling thread."""
+    S, width, step = inputs["state_len"], inputs["raw_qkv"].shape[1], _SERIAL_ELEMENTS
+    windows: Any = inputs["conv_state"][:, :, :S].transpose(1, 2)  # channels last, as inputs lie
+    tokens: Any = inputs["raw_qkv"]
+    if windows.dtype == tokens.dtype and tokens.device.type == "cpu":
+        windows, tokens, step = _bits(windows), _bits(tokens), max(width, 1)
+    for copy in rows:
+        if len(copy.tokens) == S:
+            for column, token in enumerate(copy.tokens):
+                for first in range(0, width, step):
+                    part = slice(first, first + step)
+                    windows[copy.block, column, part] = tokens[token, part]
+        elif copy.tokens:
+            _store_window(copy, inputs)
 
 
 def _bits(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
