@@ -22,8 +22,8 @@ from .store_checkpoints import (
 )
 from .torch_copies import CopyInputs
 
-LANES = 256
-MOST_ELEMENTS = 2**31 - LANES  # of one row: its flat index is a 32-bit number
+PART = 256  # elements of one program
+MOST_ELEMENTS = 2**31 - PART  # of one row: its flat index is a 32-bit number
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INDEX_VECTORS)
@@ -56,9 +56,9 @@ def flat_store_checkpoints_kernel(
     INITIAL_CHANNEL_STRIDE: tl.constexpr,
     INITIAL_TOKEN_STRIDE: tl.constexpr,
     SKIP_SHORT_WINDOWS: tl.constexpr,
-    LANES: tl.constexpr,
+    PART: tl.constexpr,
 ):
-    """Copy one part, ``LANES`` elements, of one row's state and window; programs (part, row)."""
+    """Copy one part, ``PART`` elements, of one row's state and window; programs (part, row)."""
     row = tl.program_id(1).to(tl.int64)
     exists, has_window, offset, block, query_start, source = checkpoint_of_row(
         row,
@@ -76,7 +76,7 @@ def flat_store_checkpoints_kernel(
         STATE_LEN,
         SKIP_SHORT_WINDOWS,
     )
-    flat = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    flat = tl.program_id(0) * PART + tl.arange(0, PART)
     if ROW_ELEMENTS > 0:  # noqa: SIM102 - a compile-time condition stands alone
         if exists:
             inside = flat < ROW_ELEMENTS
@@ -112,15 +112,22 @@ def flat_store_checkpoints_kernel(
 
 
 def plan_flat_store(**inputs: Unpack[CopyInputs]) -> Launch:
-    """Return the launch that `flat_store_checkpoints` runs, without running it."""
-    arguments = shared_arguments(**inputs) | {"LANES": LANES}
+    """Return the launch that `flat_store_checkpoints` runs, without running it.
+
+    >>> import torch; one = torch.tensor([1])
+    >>> plan_flat_store(
+    ...     offsets=one * 3, state_indices=one * 2, raw_qkv=torch.zeros(4, 100),
+    ...     conv_state=torch.zeros(3, 100, 3), cu_seqlens=torch.tensor([0, 4]), state_len=3).grid
+    (2, 1)
+    """
+    arguments = shared_arguments(**inputs) | {"PART": PART}
     elements = max(arguments["ROW_ELEMENTS"], arguments["WIDTH"] * arguments["STATE_LEN"])
     if elements > MOST_ELEMENTS:
         raise ValueError(
             f"a row of {elements:,} elements; the plain-shaped kernel counts up to "
             f"{MOST_ELEMENTS:,} in 32 bits: use store_cache_checkpoints"
         )
-    parts = triton.cdiv(elements, LANES)
+    parts = triton.cdiv(elements, PART)
     return Launch(flat_store_checkpoints_kernel, (parts, len(inputs["offsets"])), arguments)
 
 

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from .torch_copies import CopyInputs
 
-ACCESS_BYTES = 16  # the widest load or store of one lane
-LANES = 128  # of one program: four warps of 32
-MIN_TILE_BYTES = 4_096  # 256 lanes of 16 bytes: four wavefronts of 64, or two rounds of four warps
-MAX_TILE_BYTES = 16_384  # 32 registers of 4 bytes in each of 128 lanes
+ACCESS_BYTES = 16  # the widest load or store of one thread
+THREADS = 128  # of one program: four warps of 32
+MIN_TILE_BYTES = 4_096  # 256 accesses of 16 bytes: four wavefronts of 64, or four warps twice
+MAX_TILE_BYTES = 16_384  # 32 registers of 4 bytes in each of 128 threads
 ENOUGH_PROGRAMS = 128  # about one for each multiprocessor, even when only one row is exported
 MAX_GRID = (2**31 - 1, 65_535)  # programs on axis 0 and axis 1 of a CUDA grid
 
-# Numbers that follow the batch: never part of the compiled variant's key.
+# Numbers that follow the batch: never part of the key under which a compiled kernel is kept.
 COUNTS = ["positions", "tokens", "blocks", "recurrent_count"]
 RUN_TIME = [
     *COUNTS,
@@ -36,7 +36,7 @@ RUN_TIME = [
     "state_block_stride",
     "initial_row_stride",
 ]
-# Read one number at a time: their alignment buys nothing, so it makes no variant either.
+# Read one number at a time: their alignment buys nothing, so it is no part of that key either.
 INDEX_VECTORS = ["offsets", "state_indices", "cu_seqlens", "recurrent_rows", "token_indices"]
 
 
@@ -47,12 +47,12 @@ def element_offset(index, stride, unit: tl.constexpr):
 
 
 @triton.jit
-def channel_offsets(start, first, rounds, lanes, stride):
-    """Elements from ``start`` on to channels ``first + rounds + lanes``.
+def channel_offsets(start, first, rounds, places, stride):
+    """Elements from ``start`` on to channels ``first + rounds + places``.
 
-    Summed in this order, the addresses of one lane differ by constants, which costs no registers.
+    Summed in this order, the addresses of one thread differ by constants, which costs no registers.
     """
-    return start + first * stride + rounds.to(tl.int64) * stride + lanes.to(tl.int64) * stride
+    return start + first * stride + rounds.to(tl.int64) * stride + places.to(tl.int64) * stride
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def store_cache_checkpoints_kernel(
     STATE_TILE: tl.constexpr,
     STATE_TILES: tl.constexpr,
     WINDOW_TILE: tl.constexpr,
-    WINDOW_LANES: tl.constexpr,
+    WINDOW_ROUND: tl.constexpr,
     SKIP_SHORT_WINDOWS: tl.constexpr,
 ):
     """Copy one tile of one request row's checkpoint; programs (tile, row).
@@ -180,28 +180,30 @@ def store_cache_checkpoints_kernel(
         if has_window & (tile >= STATE_TILES):
             column = ((tile - STATE_TILES) % STATE_LEN).to(tl.int64)
             first = ((tile - STATE_TILES) // STATE_LEN).to(tl.int64) * WINDOW_TILE
-            rounds = tl.arange(0, WINDOW_TILE // WINDOW_LANES)[:, None] * WINDOW_LANES
-            lanes = tl.arange(0, WINDOW_LANES)[None, :]
+            rounds = tl.arange(0, WINDOW_TILE // WINDOW_ROUND)[:, None] * WINDOW_ROUND
+            places = tl.arange(0, WINDOW_ROUND)[None, :]
             channels = tl.minimum(WIDTH - first, WINDOW_TILE).to(tl.int32)
-            within = None if WIDTH % WINDOW_TILE == 0 else rounds + lanes < channels
+            within = None if WIDTH % WINDOW_TILE == 0 else rounds + places < channels
             slot = element_offset(block, conv_block_stride, CONV_UNIT) + column * CONV_TOKEN_STRIDE
-            slot = channel_offsets(slot, first, rounds, lanes, CONV_CHANNEL_STRIDE)
+            slot = channel_offsets(slot, first, rounds, places, CONV_CHANNEL_STRIDE)
             token = query_start + offset - STATE_LEN + column
             if token >= query_start:
                 if token_indices is not None:
                     token = tl.load(token_indices + token).to(tl.int64)
-                place = element_offset(token, raw_token_stride, RAW_UNIT)
+                source_slot = element_offset(token, raw_token_stride, RAW_UNIT)
                 stride = 1 if CHANNELS_ADJACENT else raw_channel_stride
-                place = channel_offsets(place, first, rounds, lanes, stride)
-                inputs = tl.load(raw_qkv + place, mask=within)
+                source_slot = channel_offsets(source_slot, first, rounds, places, stride)
+                inputs = tl.load(raw_qkv + source_slot, mask=within)
                 inputs = inputs.to(conv_state.dtype.element_ty)
                 tl.store(conv_state + slot, inputs, mask=within)
             elif initial_windows is not None:
                 # The window before this query ends where it starts: older inputs come from there.
-                place = element_offset(row, initial_row_stride, 1)
-                place += (offset + column) * INITIAL_TOKEN_STRIDE
-                place = channel_offsets(place, first, rounds, lanes, INITIAL_CHANNEL_STRIDE)
-                earlier = tl.load(initial_windows + place, mask=within)
+                earlier_slot = element_offset(row, initial_row_stride, 1)
+                earlier_slot += (offset + column) * INITIAL_TOKEN_STRIDE
+                earlier_slot = channel_offsets(
+                    earlier_slot, first, rounds, places, INITIAL_CHANNEL_STRIDE
+                )
+                earlier = tl.load(initial_windows + earlier_slot, mask=within)
                 earlier = earlier.to(conv_state.dtype.element_ty)
                 tl.store(conv_state + slot, earlier, mask=within)
 
@@ -209,7 +211,7 @@ def store_cache_checkpoints_kernel(
 def runs_interpreted() -> bool:
     """Return whether the kernels run in Triton's interpreter, decided when they were imported.
 
-    >>> runs_interpreted() in (True, False)
+    >>> runs_interpreted()  # in a process that was started with TRITON_INTERPRET=1
     True
     """
     return not isinstance(store_cache_checkpoints_kernel, triton.runtime.JITFunction)
@@ -352,7 +354,7 @@ def plan_store(**inputs: Unpack[CopyInputs]) -> Launch:
         "STATE_TILE": state_tile,
         "STATE_TILES": state_tiles,
         "WINDOW_TILE": window_tile,
-        "WINDOW_LANES": min(window_tile, LANES),
+        "WINDOW_ROUND": min(window_tile, THREADS),
     }
     tiles = state_tiles + state_len * triton.cdiv(width, window_tile)
     return Launch(store_cache_checkpoints_kernel, (tiles, len(inputs["offsets"])), arguments)

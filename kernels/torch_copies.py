@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from shutil import which
-from typing import NotRequired, Protocol, TypedDict, Unpack
+from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict, Unpack
 
+import numpy as np
 import torch
 
 # A shorter copy runs on the calling thread. Many short copies that fork and join crawl as soon as
@@ -20,7 +21,7 @@ _SERIAL_ELEMENTS = 32_767
 
 
 class CopyInputs(TypedDict):
-    """What every way of storing checkpoints is given.
+    """What every way of storing checkpoints takes.
 
     ``offsets`` [R]: where in its query a row is cut, 0 for no checkpoint. ``state_indices`` [R]:
     the block it goes to, 0 for none. ``raw_qkv`` [tokens, width]: inputs of the convolution; token
@@ -44,8 +45,7 @@ class CopyInputs(TypedDict):
     skip_short_windows: NotRequired[bool]
 
 
-@dataclass(frozen=True, slots=True)
-class RowCopy:
+class RowCopy(NamedTuple):
     """One checkpoint to store, in host integers.
 
     ``tokens`` are rows of ``raw_qkv``, oldest first: S of them, fewer where the query has no more
@@ -100,10 +100,11 @@ def read_rows(**inputs: Unpack[CopyInputs]) -> list[RowCopy]:
     blocks, pool, checkpoint = inputs["conv_state"].shape[0], *_recurrent(inputs)
     if pool is not None:
         blocks = min(blocks, pool.shape[0])
-    given_rows = inputs.get("recurrent_rows")
-    sources = None if given_rows is None else given_rows.tolist()
+    source_count = None if checkpoint is None else checkpoint.shape[0]
+    indices = inputs.get("recurrent_rows")
+    sources = None if indices is None else indices.tolist()
     complete = inputs.get("initial_windows") is not None
-    found = []
+    copies = []
     pairs = zip(inputs["offsets"].tolist(), inputs["state_indices"].tolist(), strict=True)
     for row, (offset, block) in enumerate(pairs):
         if offset <= 0 or not 0 < block < blocks:
@@ -112,20 +113,21 @@ def read_rows(**inputs: Unpack[CopyInputs]) -> list[RowCopy]:
         if start < 0 or start + offset > end:
             continue
         source = row if sources is None else sources[row]
-        if checkpoint is not None and not 0 <= source < checkpoint.shape[0]:
+        if source_count is not None and not 0 <= source < source_count:
             continue
         first = max(0, offset - S)
         if offset < S and skip_short:
             first = offset
         elif offset < S and not complete:
             continue
-        found.append(RowCopy(row, block, source, list(range(start + first, start + offset))))
-    if remap is not None:
-        listed_tokens = torch.tensor([t for copy in found for t in copy.tokens], dtype=torch.int64)
-        actual = iter(remap[listed_tokens.to(remap.device)].tolist())
-        for copy in found:
-            copy.tokens[:] = [next(actual) for _ in copy.tokens]
-    return [copy for copy in found if all(0 <= token < token_count for token in copy.tokens)]
+        copies.append(RowCopy(row, block, source, list(range(start + first, start + offset))))
+    if remap is None:  # tokens of a query inside the batch are
+        return copies
+    listed_tokens = torch.tensor([t for copy in copies for t in copy.tokens], dtype=torch.int64)
+    actual = iter(remap[listed_tokens.to(remap.device)].tolist())
+    for copy in copies:
+        copy.tokens[:] = [next(actual) for _ in copy.tokens]
+    return [copy for copy in copies if all(0 <= token < token_count for token in copy.tokens)]
 
 
 def plan_copies(**inputs: Unpack[CopyInputs]) -> CopyPlan:
@@ -167,42 +169,26 @@ def store_loop(*, plan: CopyPlan | None = None, **inputs: Unpack[CopyInputs]) ->
 def store_rows(*, plan: CopyPlan | None = None, **inputs: Unpack[CopyInputs]) -> None:
     """Store checkpoints at the speed of memory on a CPU: what the exporter's torch backend runs.
 
-    Recurrent rows whose sources follow each other move in one 16-byte-wide index copy; rows that
-    need converting, or lie off the 16-byte grid, move one by one.
+    Windows move token by token, by numpy where dtypes are equal: calling torch for 72 KiB takes a
+    third of the time of copying them. Recurrent rows whose sources follow each other move in one
+    16-byte-wide index copy; rows that need converting, or lie off that grid, move one by one.
     """
     rows = read_rows(**inputs) if plan is None else plan.rows
-    conv_state, raw_qkv, S = inputs["conv_state"], inputs["raw_qkv"], inputs["state_len"]
-    step = max(1, _SERIAL_ELEMENTS // max(S, 1))
-    for copy in rows:
-        tokens = copy.tokens
-        if 0 < len(tokens) < S:
-            _store_window(copy, inputs)
-        elif tokens:
-            follow = tokens == list(range(tokens[0], tokens[0] + S))
-            source = raw_qkv[tokens[0] : tokens[0] + S] if follow else raw_qkv[tokens]
-            # Channels last on both sides: torch then walks along the inputs as they lie.
-            window = conv_state[copy.block, :, :S].T
-            for first in range(0, source.shape[1], step):
-                channels = slice(first, first + step)
-                window[:, channels].copy_(source[:, channels])
+    if inputs["state_len"]:
+        _store_windows(rows, inputs)
     pool, checkpoint = _recurrent(inputs)
     if pool is None or checkpoint is None:
         return
-    wide_pool, wide_checkpoint = _wide_rows(pool), _wide_rows(checkpoint)
+    wide_pool = _wide_rows(pool) if pool.dtype == checkpoint.dtype else None
+    wide_checkpoint = _wide_rows(checkpoint)
     for run in _consecutive_sources(rows):
-        first = run[0].source
-        if (
-            len(run) == 1
-            or wide_pool is None
-            or wide_checkpoint is None
-            or pool.dtype != checkpoint.dtype
-        ):
+        if len(run) == 1 or wide_pool is None or wide_checkpoint is None:
             # Converting all rows at once would fill a temporary, page by page, at every call.
             for copy in run:
                 pool[copy.block].copy_(checkpoint[copy.source])
         else:
             blocks = _index([copy.block for copy in run], pool.device)
-            wide_pool.index_copy_(0, blocks, wide_checkpoint[first : first + len(run)])
+            wide_pool.index_copy_(0, blocks, wide_checkpoint[run[0].source :][: len(run)])
 
 
 def store_index_copy(*, plan: CopyPlan | None = None, **inputs: Unpack[CopyInputs]) -> None:
@@ -294,6 +280,29 @@ def _store_window(copy: RowCopy, inputs: CopyInputs) -> None:
         window[:, :before].copy_(initial[copy.row, :, len(copy.tokens) :])
     for column, token in enumerate(copy.tokens, start=before):
         window[:, column].copy_(inputs["raw_qkv"][token])
+
+
+def _store_windows(rows: list[RowCopy], inputs: CopyInputs) -> None:
+    """Write all windows, on the calling thread."""
+    S, width, step = inputs["state_len"], inputs["raw_qkv"].shape[1], _SERIAL_ELEMENTS
+    windows: Any = inputs["conv_state"][:, :, :S].transpose(1, 2)  # channels last, as inputs lie
+    tokens: Any = inputs["raw_qkv"]
+    if windows.dtype == tokens.dtype and tokens.device.type == "cpu":
+        windows, tokens, step = _bits(windows), _bits(tokens), max(width, 1)
+    for copy in rows:
+        if len(copy.tokens) == S:
+            for column, token in enumerate(copy.tokens):
+                for first in range(0, width, step):
+                    part = slice(first, first + step)
+                    windows[copy.block, column, part] = tokens[token, part]
+        elif copy.tokens:
+            _store_window(copy, inputs)
+
+
+def _bits(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The tensor's memory as integers of the same size: numpy knows no bfloat16."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.detach().view(whole[tensor.element_size()]).numpy()
 
 
 def _consecutive_sources(rows: list[RowCopy]) -> Iterator[list[RowCopy]]:

@@ -4,8 +4,7 @@ A message says three things, in this order: what was given, what was expected, w
 """
 
 from collections.abc import Iterable
-from numbers import Integral
-from typing import SupportsIndex, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T", bound=str)
 
@@ -39,12 +38,12 @@ def checked_int(name: str, value: object, *, least: int = 1, unit: str = "tokens
     Booleans and floats are refused even where they equal an integer; numpy integers are fine.
     Raises CheckpointTypeError or CheckpointValueError.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral | SupportsIndex):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise CheckpointTypeError(
             f"{name} is {value!r} ({type(value).__name__}); expected a whole number of {unit}. "
             f"Try int({value!r}) if that is what you mean."
         )
-    number = value.__index__() if isinstance(value, SupportsIndex) else int(value)
+    number: int = value.__index__()
     if number < least:
         expected = {0: "a non-negative number of", 1: "a positive number of"}
         suggestion = 16 if least == 1 and unit == "tokens" else max(least, 0)

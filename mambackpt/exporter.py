@@ -134,19 +134,19 @@ class MambaPrefillCheckpointExporter:
 
 
 def _tensors(inputs: CopyInputs) -> dict[str, torch.Tensor]:
-    """The tensors that were given, by name; anything else that was given is refused."""
-    given: dict[str, Any] = {
+    """The tensors that were passed, by name; anything else that was passed is refused."""
+    passed: dict[str, Any] = {
         name: value
         for name, value in inputs.items()
         if value is not None and name not in ("state_len", "skip_short_windows")
     }
-    for name, value in given.items():
+    for name, value in passed.items():
         if not isinstance(value, torch.Tensor):
             raise CheckpointTypeError(
                 f"{name} is a {type(value).__name__}; expected a torch tensor. "
                 f"Try torch.as_tensor({name})."
             )
-    return given
+    return passed
 
 
 def _check_one_device(inputs: CopyInputs) -> torch.device:
@@ -195,9 +195,9 @@ def _check_states(inputs: CopyInputs) -> None:
     source, pool = inputs.get("recurrent_checkpoint"), inputs.get("recurrent_state")
     if source is None or pool is None:
         if source is not pool or inputs.get("recurrent_rows") is not None:
-            given = [n for n, t in _tensors(inputs).items() if n.startswith("recurrent_")]
+            alone = [n for n, t in _tensors(inputs).items() if n.startswith("recurrent_")]
             raise CheckpointValueError(
-                f"{' and '.join(given)} given alone; expected recurrent_checkpoint and "
+                f"{' and '.join(alone)} given alone; expected recurrent_checkpoint and "
                 "recurrent_state together, or none for a layer with only a convolution. "
                 "Try passing both."
             )
@@ -345,6 +345,7 @@ def _check_values(checkpoint: MambaPrefillCheckpointMetadata, inputs: CopyInputs
     tokens = "raw_qkv" if token_indices is None else "token_indices"
     token_count = len(inputs["raw_qkv"] if token_indices is None else token_indices)
     pools = {"conv_state": inputs["conv_state"], "recurrent_state": inputs.get("recurrent_state")}
+    blocks = {name: len(pool) for name, pool in pools.items() if pool is not None}
     source, rows = inputs.get("recurrent_checkpoint"), inputs.get("recurrent_rows")
     sources = None if rows is None else rows.tolist()
     row_of_block: dict[int, int] = {}
@@ -362,10 +363,10 @@ def _check_values(checkpoint: MambaPrefillCheckpointMetadata, inputs: CopyInputs
             )
         if token_indices is not None:
             _check_token_indices(row, token_indices[start : start + offset], inputs["raw_qkv"])
-        for name, pool in pools.items():
-            if pool is not None and not 0 <= block < len(pool):
+        for name, count in blocks.items():
+            if not 0 <= block < count:
                 raise CheckpointValueError(
-                    f"row {row} goes to block {block}, but {name} has {len(pool)} blocks; "
+                    f"row {row} goes to block {block}, but {name} has {count} blocks; "
                     "expected a block of the pool. Try this cache group's own table and pools."
                 )
         if sources is not None and source is not None and not 0 <= sources[row] < len(source):

@@ -35,7 +35,7 @@ IMPORTS: dict[str, set[str]] = {
     "draw": {"engine", "errors", "geometry", "planner"},
     "exporter": {"errors", "kernels", "metadata"},
     "replay": {"cli", "engine", "errors", "models", "planner"},
-    "bench": {"errors", "exporter", "kernels", "metadata", "planner", "replay"},
+    "bench": {*("cli", "errors", "exporter", "kernels", "metadata", "models", "planner", "replay")},
     "conformance": {
         *("cli", "engine", "errors", "exporter", "geometry", "metadata", "planner", "replay")
     },

@@ -290,7 +290,7 @@ def test_tokens_past_the_end_of_the_batch_are_not_read():
 
 
 @pytest.mark.parametrize("form", [store_index_copy, store_indexing])
-def test_index_tensors_are_64_bit(form, monkeypatch):
+def test_index_tensors_are_64_bit(form):
     """K07, FlagGems issue #6083: int32 11,000 times a row of 196,608 wraps to -2,132,279,296."""
     case = wide_case(torch.float32, torch.float32)
     case |= {name: case[name].int() for name in ("offsets", "state_indices", "cu_seqlens")}

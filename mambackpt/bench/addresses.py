@@ -1,4 +1,4 @@
-"""Watch one program of a Triton kernel: which elements it touches, lane by lane, on any machine.
+"""Watch one program of a Triton kernel: which elements it touches, place by place.
 
 The kernel's own Python source runs with numpy arrays in place of Triton's tensors; every load and
 store notes its addresses and moves no data. So it takes no GPU, and no memory for the pools: an
@@ -20,26 +20,26 @@ _Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One load or store of one program: the elements its lanes touch, counted from the buffer.
+    """One load or store of one program: the elements it touches, counted from the buffer.
 
-    ``lanes`` are the places in the program's tile, in order, those that a mask leaves out missing;
-    ``elements[i]`` is the element that ``lanes[i]`` touches, of ``itemsize`` bytes.
+    ``places`` are indices in the program's tile, in order, those that a mask leaves out missing;
+    ``elements[i]`` is the element that belongs to ``places[i]``, of ``itemsize`` bytes.
     """
 
     buffer: str
     operation: str
     itemsize: int
-    lanes: _Integers
+    places: _Integers
     elements: _Integers
 
     @property
     def bytes(self) -> int:
-        """Bytes that the lanes touch together."""
+        """Bytes of all places together."""
         return len(self.elements) * self.itemsize
 
     @property
     def run_bytes(self) -> float:
-        """Mean bytes of a run, in which each lane touches the element after its neighbour's."""
+        """Mean bytes of a run, in which each place has the element after its neighbour's."""
         breaks = int((np.diff(self.elements) != 1).sum())
         return self.bytes / (1 + breaks)
 
@@ -57,7 +57,7 @@ def watch_program(
 
     ``kernel`` is a `triton.jit` function, interpreted or not, of loads, stores and arithmetic;
     ``arguments`` are its keywords, tensors and numbers, where buffers of integers are read and all
-    others may be meta tensors; ``program`` is the place in the grid. Numbers are as wide as Triton
+    others may be meta tensors; ``program`` is its index in the grid. Numbers are as wide as Triton
     makes them: what overflows there overflows here. Raises CheckpointTypeError for a function that
     is no kernel, CheckpointValueError for a read outside a buffer of integers.
     """
@@ -68,12 +68,12 @@ def watch_program(
     touches: list[Touch] = []
     language = _Language(program, touches)
     kinds = kernel.fn.__annotations__
-    given = {
+    seen = {
         name: _argument(name, value, str(kinds.get(name, ""))) for name, value in arguments.items()
     }
     # What wraps around on a GPU wraps around here, without a word.
     with np.errstate(over="ignore"):
-        _plain(kernel.fn, language)(**given)
+        _plain(kernel.fn, language)(**seen)
     return touches
 
 
@@ -121,24 +121,24 @@ def first_touch(request: Compilation, buffer: str) -> Touch:
 
 
 def window_readers(request: Compilation) -> tuple[_Integers, _Integers]:
-    """Return which program, and which of its lanes, reads each input of one checkpoint's window.
+    """Return which program, and which place of its tile, reads each input of one window.
 
     >>> from mambackpt.bench import LayerShape
-    >>> programs, lanes = window_readers(Compilation(LayerShape("toy", 512, (16, 64)), "plain"))
-    >>> lanes[:, :4].tolist()
+    >>> programs, places = window_readers(Compilation(LayerShape("toy", 512, (16, 64)), "plain"))
+    >>> places[:, :4].tolist()
     [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
 
     Both are [state_len, width], the oldest token first.
     """
     launch = plan_on_paper(request)
     layer, cut = request.layer, int(launch.arguments["offsets"][0])
-    programs, lanes = np.full((2, *launch.arguments["raw_qkv"].shape), -1)
+    programs, places = np.full((2, *launch.arguments["raw_qkv"].shape), -1)
     for n in range(launch.grid[0]):
         for touch in watch_program(launch.kernel, launch.arguments, program=(n, 0)):
             if touch.buffer == "raw_qkv":
-                programs.flat[touch.elements], lanes.flat[touch.elements] = n, touch.lanes
+                programs.flat[touch.elements], places.flat[touch.elements] = n, touch.places
     window = slice(cut - layer.state_len, cut)
-    return programs[window], lanes[window]
+    return programs[window], places[window]
 
 
 class _Numbers(np.ndarray[Any, Any]):
@@ -164,7 +164,7 @@ def _numbers(values: Any, kind: Any = None) -> _Numbers:
 
 
 class _Pointer:
-    """A buffer, and how many elements into it each lane points."""
+    """A buffer, and how many elements into it each place of a tile points."""
 
     __array_ufunc__ = None  # so that array + pointer asks the pointer
 
@@ -223,11 +223,11 @@ class _Language:
     def _note(self, operation: str, pointer: _Pointer, mask: Any) -> tuple[Any, Any]:
         elements = np.asarray(pointer.offset)
         active = np.broadcast_to(True if mask is None else np.asarray(mask), elements.shape)
-        [lanes] = np.nonzero(active.reshape(-1))
-        if len(lanes):
+        [places] = np.nonzero(active.reshape(-1))
+        if len(places):
             size = pointer.tensor.element_size()
-            touched = elements.reshape(-1)[lanes].astype(np.int64)
-            self._touches.append(Touch(pointer.name, operation, size, lanes, touched))
+            touched = elements.reshape(-1)[places].astype(np.int64)
+            self._touches.append(Touch(pointer.name, operation, size, places, touched))
         return elements, active
 
 

@@ -1,13 +1,13 @@
 """Exports timed beside torch indexing copies and one contiguous copy of the same bytes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from mambackpt.bench.compiled import LayerShape
+from mambackpt.bench.compiled import Compilation, LayerShape, inputs_of
 from mambackpt.bench.record import Benchmark, each, interleave, keep, record_environment, timings
-from mambackpt.errors import CheckpointValueError
+from mambackpt.errors import CheckpointValueError, checked_choice
 
 if TYPE_CHECKING:
     import torch
@@ -119,9 +119,9 @@ def export_methods(device: str) -> dict[str, Method]:
 
 
 def make_export_set(
-    layer: LayerShape, variant: Buffers, checkpoints: int, *, device: str, seed: int = 0
+    layer: LayerShape, buffers: Buffers, checkpoints: int, *, device: str, seed: int = 0
 ) -> ExportSet:
-    """Return random buffers for one export of this many checkpoints of this layer.
+    """Return random buffers for one export of this many checkpoints of one layer.
 
     >>> one = make_export_set(LayerShape("tiny", 8, (4, 4)), BUFFERS["dim-first"], 2, device="cpu")
     >>> one.inputs["conv_state"].shape, one.inputs["recurrent_state"].shape
@@ -132,35 +132,26 @@ def make_export_set(
     from mambackpt.kernels.torch_copies import plan_copies, store_loop
     from mambackpt.metadata import MambaPrefillCheckpointMetadata
 
-    generator = torch.Generator(device).manual_seed(seed)
-    source_dtype, state_dtype = (
-        getattr(torch, name) for name in (variant.source_dtype, variant.state_dtype)
+    R, blocks = checkpoints, checkpoints + 3
+    request = Compilation(
+        replace(layer, columns=layer.columns + buffers.spare_columns),
+        source_dtype=buffers.source_dtype,
+        state_dtype=buffers.state_dtype,
+        token_first=buffers.token_first,
     )
-    R, columns, blocks = checkpoints, layer.columns + variant.spare_columns, checkpoints + 3
-
-    def noise(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
-
-    def pool(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.full(shape, float("nan"), device=device, dtype=dtype)
-
-    if variant.token_first:
-        conv_state = pool(blocks, columns, layer.width, dtype=torch.bfloat16).transpose(1, 2)
-    else:
-        conv_state = pool(blocks, layer.width, columns, dtype=torch.bfloat16)
+    inputs = inputs_of(request, rows=R, tokens=R * _QUERY_LEN, blocks=blocks, device=device)
+    generator = torch.Generator(device).manual_seed(seed)
+    for source in (inputs["raw_qkv"], inputs.get("recurrent_checkpoint")):
+        if source is not None:
+            source.normal_(generator=generator)
     order = torch.randperm(blocks - 1, generator=torch.Generator().manual_seed(seed))[:R] + 1
-    inputs: CopyInputs = {
-        "offsets": torch.full((R,), _CUT, dtype=torch.int32, device=device),
-        "state_indices": order.to(device, torch.int32),
-        "raw_qkv": noise(R * _QUERY_LEN, layer.width, dtype=torch.bfloat16),
-        "conv_state": conv_state,
-        "cu_seqlens": torch.arange(R + 1, dtype=torch.int32, device=device) * _QUERY_LEN,
-        "state_len": layer.state_len if variant.windows else 0,
-        "recurrent_checkpoint": noise(R, *layer.row, dtype=source_dtype),
-        "recurrent_state": pool(blocks, *layer.row, dtype=state_dtype),
-    }
+    inputs["offsets"].fill_(_CUT)
+    inputs["state_indices"].copy_(order)
+    inputs["cu_seqlens"].copy_(torch.arange(R + 1) * _QUERY_LEN)
+    if not buffers.windows:
+        inputs["state_len"] = 0
     rows = torch.arange(R, device=device)
-    made = ExportSet(
+    one = ExportSet(
         checkpoint=MambaPrefillCheckpointMetadata(
             inputs["offsets"], inputs["state_indices"], [_CUT] * R, [_QUERY_LEN] * R, rows, rows
         ),
@@ -169,15 +160,16 @@ def make_export_set(
         truth=[],
         flat=[],
     )
+    one.poison()
     store_loop(**inputs)
-    made.truth = [stored.clone() for stored in made.pools()]
-    made.poison()
-    made.flat = _flat_copies(inputs, layer, variant)
-    return made
+    one.truth = [stored.clone() for stored in one.pools()]
+    one.poison()
+    one.flat = _flat_copies(inputs, layer, buffers)
+    return one
 
 
 def _flat_copies(
-    inputs: "CopyInputs", layer: LayerShape, variant: Buffers
+    inputs: "CopyInputs", layer: LayerShape, buffers: Buffers
 ) -> "list[tuple[torch.Tensor, torch.Tensor]]":
     """Contiguous targets and sources of as many bytes as the export moves.
 
@@ -189,24 +181,25 @@ def _flat_copies(
 
     R = len(inputs["offsets"])
     sizes = R * layer.row_elements, R * layer.width * inputs["state_len"]
-    buffers = (
-        (inputs["recurrent_state"], inputs["recurrent_checkpoint"]),
+    pairs = (
+        (inputs.get("recurrent_state"), inputs.get("recurrent_checkpoint")),
         (inputs["conv_state"], inputs["raw_qkv"]),
     )
     flat = []
-    for size, pair in zip(sizes, buffers, strict=True):
-        target, source = (
-            torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage())[:size]
-            for t in pair
-            if t is not None
-        )
-        flat.append((target, source))
+    for size, pair in zip(sizes, pairs, strict=True):
+        if size:
+            target, source = (
+                torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage())[:size]
+                for t in pair
+                if t is not None
+            )
+            flat.append((target, source))
     if flat[0][0].device.type == "cuda":
         flat = [(torch.empty_like(t), torch.zeros_like(s)) for t, s in flat]
-        if not variant.converts:
+        if not buffers.converts:
             joined = [torch.cat([pair[n].view(torch.uint8) for pair in flat]) for n in (0, 1)]
             flat = [(joined[0], joined[1])]
-    return [pair for pair in flat if len(pair[0])]
+    return flat
 
 
 def refuse_difference(method: str, sets: Sequence[ExportSet], run: Callable[[], object]) -> None:
@@ -236,37 +229,38 @@ def bench_export(
     layers: Sequence[LayerShape],
     checkpoints: Sequence[int],
     *,
-    variants: Sequence[Buffers] = tuple(BUFFERS.values()),
+    buffers: Sequence[Buffers] = tuple(BUFFERS.values()),
     device: Literal["cpu", "cuda"] = "cpu",
     threads: Sequence[int] = (),
     runs: int = 11,
     methods: dict[str, Method] | None = None,
     report: Callable[[Benchmark], object] | None = None,
 ) -> Benchmark:
-    """Time exports of every layer, variant and count, ours and every baseline, beside one copy.
+    """Time exports from every layer's buffers, ours and every baseline, beside one copy.
 
     >>> tiny = LayerShape("tiny", 8, (4, 4))
-    >>> made = bench_export([tiny], [2], variants=[BUFFERS["token-first"]], threads=[1], runs=2)
-    >>> made.timings[0].method, made.timings[0].ratio, made.timings[0].bytes
+    >>> run = bench_export([tiny], [2], buffers=[BUFFERS["token-first"]], threads=[1], runs=2)
+    >>> run.timings[0].method, run.timings[0].ratio, run.timings[0].bytes
     ('contiguous copy_', 1.0, 448)
 
-    On the CPU each of ``threads`` (default: torch's count) is a regime. On CUDA the regimes are
-    "kernel only" (a CUDA graph that cycles through buffers larger than the L2 cache) and "with
-    launch" (the clock on the wall, from the call to the device's end, L2 flushed before).
-    ``report`` is called with the run so far after each timing. Raises CheckpointValueError for a
-    method whose result differs from the loop's, before anything of that case is timed.
+    ``checkpoints`` counts those of one layer. On the CPU each of ``threads`` (default: torch's
+    count) is a regime. On CUDA the regimes are "kernel only" (a CUDA graph that cycles through
+    buffers larger than the L2 cache) and "with launch" (the clock on the wall, from the call to the
+    device's end, L2 flushed before). ``report`` is called with the run so far after each timing.
+    Raises CheckpointValueError for a method whose result differs from the loop's, before anything
+    of that case is timed.
     """
     import torch
 
     _check_device(device)
     methods = export_methods(device) if methods is None else methods
     counts = list(threads) or [torch.get_num_threads()]
-    made = Benchmark("export", COPY, record_environment(device, threads=counts), [])
+    run = Benchmark("export", COPY, record_environment(device, threads=counts), [])
     for layer in layers:
-        for variant in variants:
+        for case_buffers in buffers:
             torch.compiler.reset()  # else a compiled form falls back after eight shapes
             for size in checkpoints:
-                sets = _make_sets(layer, variant, size, device)
+                sets = _make_sets(layer, case_buffers, size, device)
                 bytes_moved = sum(pair[0].nbytes + pair[1].nbytes for pair in sets[0].flat)
                 for name, method in methods.items():
                     refuse_difference(name, sets, each(method, [(one,) for one in sets]))
@@ -276,18 +270,16 @@ def bench_export(
                     if device == "cuda"
                     else _time_on_cpu(sets, timed, counts, runs)
                 ):
-                    case = layer.name, variant.name, size, regime
-                    keep(timings(*case, samples, bytes_moved), made, report)
+                    case = layer.name, case_buffers.name, size, regime
+                    keep(timings(*case, samples, bytes_moved), run, report)
                 del sets, timed  # before the next case takes its memory
-    return made
+    return run
 
 
 def _check_device(device: str) -> None:
     import torch
 
-    if device not in ("cpu", "cuda"):
-        raise CheckpointValueError(f"device is {device!r}; expected cpu or cuda. Try cpu.")
-    if device == "cpu":
+    if checked_choice("device", device, ("cpu", "cuda")) == "cpu":
         return
     if not torch.cuda.is_available():
         raise CheckpointValueError(
@@ -303,11 +295,11 @@ def _check_device(device: str) -> None:
         )
 
 
-def _make_sets(layer: LayerShape, variant: Buffers, size: int, device: str) -> list[ExportSet]:
+def _make_sets(layer: LayerShape, buffers: Buffers, size: int, device: str) -> list[ExportSet]:
     """As many buffer sets as it takes for a call to find nothing of its own in the cache."""
     import torch
 
-    first = make_export_set(layer, variant, size, device=device)
+    first = make_export_set(layer, buffers, size, device=device)
     used = sum(target.nbytes + source.nbytes for target, source in first.flat)
     cache = _CPU_CACHE
     if device == "cuda":
@@ -315,7 +307,7 @@ def _make_sets(layer: LayerShape, variant: Buffers, size: int, device: str) -> l
     count = min(64 if device == "cuda" else 16, -(-4 * cache // max(used, 1)))
     return [
         first,
-        *(make_export_set(layer, variant, size, device=device, seed=n) for n in range(1, count)),
+        *(make_export_set(layer, buffers, size, device=device, seed=n) for n in range(1, count)),
     ]
 
 

@@ -2,17 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mambackpt.bench.record import Benchmark, each, interleave, keep, record_environment, timings
 from mambackpt.errors import CheckpointValueError
 from mambackpt.planner import compute_mamba_prefill_checkpoints
-
-if TYPE_CHECKING:
-    pass
-
 
 LOOP = "plain loop"
 
@@ -101,16 +97,16 @@ def bench_planner(
 
     Raises CheckpointValueError where the two disagree.
     """
-    made = Benchmark("planner", LOOP, record_environment("cpu", threads=[1]), [])
+    run = Benchmark("planner", LOOP, record_environment("cpu", threads=[1]), [])
     for case in planner_cases(sizes):
         size = len(case.seq_lens)
         listed = case.seq_lens, case.query_lens, *PLANNER_GEOMETRY
-        given: tuple[Any, ...] = listed
+        rows: tuple[Any, ...] = listed
         loop: Callable[..., Any] = plan_with_a_loop
         if case.container == "array":
             loop = plan_arrays_with_a_loop
-            given = np.array(case.seq_lens), np.array(case.query_lens), *PLANNER_GEOMETRY
-        offsets, columns = planner(*given)
+            rows = np.array(case.seq_lens), np.array(case.query_lens), *PLANNER_GEOMETRY
+        offsets, columns = planner(*rows)
         if (list(offsets), list(columns)) != plan_with_a_loop(*listed):
             raise CheckpointValueError(
                 f"the planner and the loop disagree on {size} {case.rows} rows; expected equal "
@@ -118,10 +114,10 @@ def bench_planner(
             )
         repeats = max(1, 4096 // size)
         calls = {
-            LOOP: each(loop, [given] * repeats),
-            "planner": each(planner, [given] * repeats),
+            LOOP: each(loop, [rows] * repeats),
+            "planner": each(planner, [rows] * repeats),
         }
         samples = interleave(calls, runs, repeats)
         named = case.rows, case.container, size, "one call"
-        keep(timings(*named, samples, 0), made, report)
-    return made
+        keep(timings(*named, samples, 0), run, report)
+    return run

@@ -44,12 +44,13 @@ class Timing:
 
     ``ratio`` is the reference's median over this one: for exports the share of a contiguous copy's
     speed, for the planner how many times as fast as the loop. Times are in microseconds; ``bytes``
-    counts what is read plus what is written (0 where speed is not a matter of bytes); ``size``
-    counts checkpoints or rows; ``regime`` says what the time includes.
+    counts what is read plus what is written (0 where speed is not a matter of bytes); ``buffers``
+    names their layout and dtypes, or the container of a planner's rows; ``size`` counts checkpoints
+    of one layer, or rows; ``regime`` says what the time includes.
     """
 
     case: str
-    variant: str
+    buffers: str
     size: int
     regime: str
     method: str
@@ -70,8 +71,8 @@ class Timing:
 class Benchmark:
     """One run of timings with its environment; the same format for every kind.
 
-    >>> made = Benchmark("planner", "plain loop", record_environment("cpu", threads=[1]), [])
-    >>> Benchmark.from_json(made.to_json()) == made
+    >>> run = Benchmark("planner", "plain loop", record_environment("cpu", threads=[1]), [])
+    >>> Benchmark.from_json(run.to_json()) == run
     True
 
     ``kind`` is "export", "planner" or "static"; ``static`` holds rows of `static_table`.
@@ -91,10 +92,10 @@ class Benchmark:
     def from_json(cls, text: str) -> "Benchmark":
         """Return the run that `to_json` wrote; CheckpointValueError for any other text."""
         try:
-            given = json.loads(text)
-            given["environment"] = Environment(**given["environment"])
-            given["timings"] = [Timing(**timing) for timing in given["timings"]]
-            return cls(**given)
+            fields = json.loads(text)
+            fields["environment"] = Environment(**fields["environment"])
+            fields["timings"] = [Timing(**timing) for timing in fields["timings"]]
+            return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointValueError(
                 f"not a benchmark ({error}); expected JSON from `python -m mambackpt bench`. "
@@ -103,13 +104,13 @@ class Benchmark:
 
 
 def keep(
-    timings: Iterator[Timing], made: Benchmark, report: Callable[[Benchmark], object] | None
+    timings: Iterator[Timing], run: Benchmark, report: Callable[[Benchmark], object] | None
 ) -> None:
     """Add timings to a run, and report it after each."""
     for timing in timings:
-        made.timings.append(timing)
+        run.timings.append(timing)
         if report:
-            report(made)
+            report(run)
 
 
 def each(function: Callable[..., object], turns: Sequence[tuple[Any, ...]]) -> Callable[[], None]:
@@ -138,7 +139,7 @@ def interleave(
 
 def timings(
     case: str,
-    variant: str,
+    buffers: str,
     size: int,
     regime: str,
     samples: dict[str, list[float]],
@@ -152,7 +153,7 @@ def timings(
         reference = median if reference is None else reference
         yield Timing(
             case=case,
-            variant=variant,
+            buffers=buffers,
             size=size,
             regime=regime,
             method=method,
@@ -188,10 +189,10 @@ def record_environment(device: str, *, threads: Sequence[int]) -> Environment:
 
         name = torch.cuda.get_device_name()
         versions["cuda"] = str(torch.version.cuda)
-        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         try:
-            found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-            driver = found.split()[0]
+            answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+            driver = answer.split()[0]
         except (OSError, subprocess.CalledProcessError, IndexError):
             driver = None
         try:

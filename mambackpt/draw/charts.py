@@ -97,7 +97,7 @@ def draw_timings(
     benchmark: Mapping[str, Any],
     *,
     case: str,
-    variant: str,
+    buffers: str,
     size: int,
     regime: str,
     highlight: str = "export",
@@ -106,9 +106,9 @@ def draw_timings(
 
     ``benchmark`` is the JSON that `python -m mambackpt bench` writes, loaded. A bar says its median
     and its share of the reference, timed in the same run. Times are in microseconds. Raises
-    CheckpointValueError where nothing was timed for this case, variant, size and regime.
+    CheckpointValueError where nothing was timed for these buffers, this case, size and regime.
     """
-    wanted = {"case": case, "variant": variant, "size": size, "regime": regime}
+    wanted = {"case": case, "buffers": buffers, "size": size, "regime": regime}
     rows = [t for t in benchmark["timings"] if all(t[name] == wanted[name] for name in wanted)]
     if not rows:
         timed = sorted({tuple(t[name] for name in wanted) for t in benchmark["timings"]})

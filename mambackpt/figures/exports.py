@@ -35,29 +35,29 @@ _KERNEL_NAMES = {"plain": "plain shape", "tiled": "ours"}
 
 @named("window-readers")
 def _window_readers() -> Drawing:
-    """Which program and lane reads which input of a window, in the plain shape and in ours."""
+    """Which program and place reads which input of a window, in the plain shape and in ours."""
     toy = LayerShape("toy", 512, (16, 64))
     channels = range(80, 90)  # where the plain shape's first program ends
     finding = (
-        f"Neighbouring lanes read {toy.state_len} tokens by turns in the plain shape, and "
+        f"Neighbouring places read {toy.state_len} tokens by turns in the plain shape, and "
         "neighbouring channels of 1 token in ours."
     )
     height, tokens = 2.1 * toy.state_len, ["oldest", "middle", "newest"]
     figure, axes = sheet(finding, [height] * 2, left=left_margin(tokens), gap=4.2)
     readers = []
     for ax, (kernel, name) in zip(axes, _KERNEL_NAMES.items(), strict=True):
-        programs, lanes = (part[:, channels] for part in window_readers(Compilation(toy, kernel)))
+        programs, places = (part[:, channels] for part in window_readers(Compilation(toy, kernel)))
         words = [
-            [f"{program}:{lane}" for program, lane in zip(*line, strict=True)]
-            for line in zip(programs, lanes, strict=True)
+            [f"{program}:{place}" for program, place in zip(*line, strict=True)]
+            for line in zip(programs, places, strict=True)
         ]
         limits = (0, toy.state_len)
         columns = [str(channel) for channel in channels]
         shades = programs.tolist()
         draw_heatmap(ax, shades, rows=tokens, columns=columns, limits=limits, words=words)
-        ax.set_xlabel(f"channel, read by program:lane ({name})")
+        ax.set_xlabel(f"channel, read by program:place ({name})")
         readers.append(f"{name}: {words[0][5]}, {words[1][5]}, {words[2][5]}")
-    alt = f"Program and lane that read channel {channels[5]} of {toy.state_len} tokens. "
+    alt = f"Program and place that read channel {channels[5]} of {toy.state_len} tokens. "
     return Drawing(figure, finding, f"{alt}{'; '.join(readers)}. {finding}")
 
 
@@ -90,27 +90,27 @@ def draw_instructions(compiled: Sequence[CompiledKernel]) -> Drawing:
 _INDEXING = "pool[blocks] = rows"
 
 
-def _timed(run: Benchmark, layer: str, variant: str) -> dict[tuple[str, int], Timing]:
-    """The timings of one layer and variant in the run's first regime, by method and size."""
+def _timed(run: Benchmark, layer: str, buffers: str) -> dict[tuple[str, int], Timing]:
+    """The timings of one layer's buffers in the run's first regime, by method and size."""
     regime = run.timings[0].regime
-    wanted = (layer, variant, regime)
-    rows = {(t.method, t.size): t for t in run.timings if (t.case, t.variant, t.regime) == wanted}
+    wanted = (layer, buffers, regime)
+    rows = {(t.method, t.size): t for t in run.timings if (t.case, t.buffers, t.regime) == wanted}
     if not rows:
-        timed = sorted({(t.case, t.variant) for t in run.timings})
+        timed = sorted({(t.case, t.buffers) for t in run.timings})
         raise CheckpointValueError(
-            f"no timing of {layer!r}, {variant!r}; expected one of {timed}. Try {timed[0]}."
+            f"no timing of {layer!r}, {buffers!r}; expected one of {timed}. Try {timed[0]}."
         )
     return rows
 
 
 def draw_export_timings(
-    run: Benchmark, *, layer: str = "kimi-k3", variant: str = "token-first", size: int = 64
+    run: Benchmark, *, layer: str = "kimi-k3", buffers: str = "token-first", size: int = 64
 ) -> Drawing:
     """Draw what a measured run says of one export: every method beside one contiguous copy.
 
     ``size`` counts checkpoints. Raises CheckpointValueError for what the run did not time.
     """
-    timed = _timed(run, layer, variant)
+    timed = _timed(run, layer, buffers)
     methods = sorted({method for method, _ in timed})
     if size not in {size for _, size in timed}:
         sizes = sorted({size for _, size in timed})
@@ -123,9 +123,9 @@ def draw_export_timings(
         f"contiguous copy, plain indexing {timed[_INDEXING, size].ratio:.0%}."
     )
     figure, [ax] = sheet(finding, [bars_height(len(methods))], left=left_margin(methods))
-    draw_timings(ax, asdict(run), case=layer, variant=variant, size=size, regime=regime)
+    draw_timings(ax, asdict(run), case=layer, buffers=buffers, size=size, regime=regime)
     shares = describe_bars(methods, [f"{timed[method, size].ratio:.0%}" for method in methods])
-    alt = f"{layer}, {variant}, {regime}, on {run.environment.device}: {shares}. {finding}"
+    alt = f"{layer}, {buffers}, {regime}, on {run.environment.device}: {shares}. {finding}"
     return Drawing(figure, finding, alt)
 
 
@@ -134,14 +134,14 @@ def draw_roofline(
     bandwidth: float,
     *,
     layer: str = "kimi-k3",
-    variant: str = "token-first",
+    buffers: str = "token-first",
 ) -> Drawing:
     """Draw measured times over the number of checkpoints, and the floor at an assumed bandwidth.
 
     ``bandwidth`` is in bytes per second, read and written; nothing is measured at it. Raises
     CheckpointValueError for what the run did not time.
     """
-    timed = _timed(run, layer, variant)
+    timed = _timed(run, layer, buffers)
     sizes = sorted({size for _, size in timed})
     curves = {
         name: (sizes, [timed[method, size].median_us for size in sizes])
@@ -165,7 +165,7 @@ def draw_roofline(
     draw_curves(
         ax,
         curves,
-        x_label=f"checkpoints ({layer}, {variant})",
+        x_label=f"checkpoints ({layer}, {buffers})",
         y_label="microseconds",
         highlight={"export": STATE},
         log_x=True,

@@ -49,8 +49,8 @@ def test_each_program_stores_what_its_watched_run_says(plan, layout):
 
 
 @PLANS
-def test_each_lane_reads_the_element_whose_value_it_stores(plan):
-    """Lanes of a load and of the store after it are the same: places in one tile."""
+def test_each_place_reads_the_element_whose_value_it_stores(plan):
+    """Places of a load and of the store after it are the same: indices in one tile."""
     layer = LayerShape("small", 300, (3, 700))
     inputs = make_export_set(layer, BUFFERS["token-first"], 1, device="cpu").inputs
     whole = plan(**inputs)
@@ -62,7 +62,7 @@ def test_each_lane_reads_the_element_whose_value_it_stores(plan):
         for touch in touches:
             if touch.operation == "store":
                 source = loads[pairs[touch.buffer]]
-                assert source.lanes.tolist() == touch.lanes.tolist()
+                assert source.places.tolist() == touch.places.tolist()
                 held, given = (
                     torch.empty(0, dtype=inputs[name].dtype).set_(inputs[name].untyped_storage())
                     for name in (touch.buffer, source.buffer)
@@ -118,16 +118,16 @@ def test_run_time_numbers_beyond_32_bits_are_64_bits_wide():
 
 @triton.jit
 def three_apart_kernel(source, target, size, TILE: tl.constexpr):
-    lane = tl.arange(0, TILE)
-    value = tl.load(source + lane * 3, mask=lane < size)
-    tl.store(target + lane, value, mask=lane < size)
+    place = tl.arange(0, TILE)
+    value = tl.load(source + place * 3, mask=place < size)
+    tl.store(target + place, value, mask=place < size)
 
 
-def test_masked_lanes_are_left_out_and_runs_end_where_neighbours_part():
+def test_masked_places_are_left_out_and_runs_end_where_neighbours_part():
     paper = torch.empty(0, device="meta")
     given = {"source": paper, "target": paper, "size": 5, "TILE": 8}
     load, store = watch_program(three_apart_kernel, given)
-    assert (load.lanes.tolist(), load.elements.tolist()) == ([0, 1, 2, 3, 4], [0, 3, 6, 9, 12])
+    assert (load.places.tolist(), load.elements.tolist()) == ([0, 1, 2, 3, 4], [0, 3, 6, 9, 12])
     assert (load.run_bytes, store.run_bytes, store.bytes) == (4.0, 20.0, 20)
     assert watch_program(three_apart_kernel, given | {"size": 0}) == []
 
@@ -182,9 +182,9 @@ def test_all_programs_together_touch_every_byte_of_a_checkpoint_once(plan):
 def test_every_input_of_a_window_has_one_reader():
     for kernel in ("plain", "tiled"):
         layer = LayerShape("toy", 512, (16, 64))
-        programs, lanes = window_readers(Compilation(layer, kernel))
-        assert programs.shape == lanes.shape == (3, 512)
-        readers = set(zip(programs.flat, lanes.flat, strict=True))
+        programs, places = window_readers(Compilation(layer, kernel))
+        assert programs.shape == places.shape == (3, 512)
+        readers = set(zip(programs.flat, places.flat, strict=True))
         assert len(readers) == layer.window_elements
         assert programs.min() >= 0
 

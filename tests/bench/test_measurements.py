@@ -30,6 +30,6 @@ def test_the_saved_timings_say_what_a_reader_of_them_needs(cpu_run):
         assert timing.runs >= 9
         assert timing.method != COPY or timing.ratio == 1
         layer = LAYERS[timing.case]
-        if timing.variant == "token-first":
+        if timing.buffers == "token-first":
             one = 4 * layer.row_elements + 2 * layer.window_elements
             assert timing.bytes == 2 * timing.size * one

@@ -226,7 +226,7 @@ TIMINGS = {
     "timings": [
         {
             "case": "kimi-k3",
-            "variant": "token-first",
+            "buffers": "token-first",
             "size": 8,
             "regime": "with launch",
             "method": method,
@@ -242,7 +242,7 @@ TIMINGS = {
 
 def test_timings_show_median_band_and_share() -> None:
     ax = an_axes(bars_height(2))
-    chosen = {"case": "kimi-k3", "variant": "token-first", "size": 8, "regime": "with launch"}
+    chosen = {"case": "kimi-k3", "buffers": "token-first", "size": 8, "regime": "with launch"}
     with style():
         assert draw_timings(ax, TIMINGS, **chosen) is ax
     words = words_on(ax)
@@ -265,7 +265,7 @@ def test_a_benchmark_written_by_the_kit_can_be_drawn() -> None:
             ax,
             json.loads(made.to_json()),
             case="planner",
-            variant="lists",
+            buffers="lists",
             size=4096,
             regime="call",
         )

@@ -46,7 +46,7 @@ def test_timings_are_drawn_with_the_shares_that_were_measured(cpu_run, medium):
         drawing = draw_export_timings(cpu_run, size=64)
         texts_fit(drawing)
     first = cpu_run.timings[0]
-    same = [t for t in cpu_run.timings if (t.variant, t.regime) == ("token-first", first.regime)]
+    same = [t for t in cpu_run.timings if (t.buffers, t.regime) == ("token-first", first.regime)]
     shares = {t.method: t.ratio for t in same if (t.case, t.size) == ("kimi-k3", 64)}
     assert f"reaches {shares[OURS]:.0%} of" in drawing.finding
     assert f"plain indexing {shares['pool[blocks] = rows']:.0%}." in drawing.finding
@@ -84,7 +84,7 @@ def test_what_was_not_timed_is_not_drawn(cpu_run):
     with pytest.raises(CheckpointValueError, match="size is 7 checkpoints; expected one of"):
         draw_export_timings(cpu_run, size=7)
     with pytest.raises(CheckpointValueError, match="no timing of 'kimi-k3', 'other'"):
-        draw_roofline(cpu_run, 1e12, variant="other")
+        draw_roofline(cpu_run, 1e12, buffers="other")
 
 
 @pytest.mark.parametrize("medium", ["review", "slide"])

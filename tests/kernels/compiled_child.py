@@ -1,7 +1,7 @@
 """What only a process without the interpreter can show; prints JSON for test_compiled_kernels.
 
 Run as a script: it imports the kernels as a machine without a GPU would, tries the interpreter's
-flag too late, and counts compiled variants.
+flag too late, and counts compilations.
 """
 
 import json
@@ -28,8 +28,8 @@ def flag_set_late() -> dict[str, Any]:
     return {"interpreted": runs_interpreted(), "messages": messages, "untouched": untouched}
 
 
-def variants() -> dict[str, list[int]]:
-    """Variants compiled so far, after each of a series of launches that differ in lengths only."""
+def compilations() -> dict[str, list[int]]:
+    """Compilations so far, after each of a series of launches that differ in lengths only."""
     import torch
     import triton
 
@@ -62,4 +62,4 @@ def variants() -> dict[str, list[int]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"late": flag_set_late(), "variants": variants()}))
+    print(json.dumps({"late": flag_set_late(), "compilations": compilations()}))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mambackpt.bench import Benchmark, command
 from mambackpt.bench import compiled as ahead
 from mambackpt.bench.compiled import DTYPES, LAYERS, TARGETS, Compilation, LayerShape, compile_ahead
 from mambackpt.errors import CheckpointValueError
@@ -96,7 +97,7 @@ def test_far_fewer_instructions_than_the_plain_shape(compiled, token_first, time
 
 
 def test_the_plain_shape_is_what_it_is_said_to_be(compiled):
-    """256 lanes a program: 989 programs a MiB of a Kimi-K3 row, 8-byte states, 2-byte windows."""
+    """256 elements a program: 989 programs a MiB of Kimi-K3, 8-byte states, 2-byte windows."""
     plain = compiled[Compilation(KIMI, "plain", "sm_90")]
     assert plain.programs == KIMI.row_elements // 256
     assert round(plain.programs_per_mib) == 989
@@ -119,6 +120,28 @@ def test_the_readme_says_what_the_compiler_says(compiled, root):
             f"| {made.registers} | {made.spills} | {made.instructions_per_mib:,.0f} |"
         )
     assert "\n".join(rows) in (root / "kernels" / "README.md").read_text()
+
+
+def test_the_static_table_compares_both_kernels(compiled, capsys, tmp_path, monkeypatch):
+    """One target and one pair of dtypes of those that the command compiles, compiled above."""
+    whole = command.static_requests
+    monkeypatch.setattr(
+        command,
+        "static_requests",
+        lambda *, layers: whole(layers=layers, targets=["sm_90"], dtypes=[("float32", "float32")]),
+    )
+    monkeypatch.setattr(command, "compile_ahead", lambda asked: [compiled[one] for one in asked])
+    out = tmp_path / "static.json"
+    assert command.main(["export", "--static", "--layer", "kimi-k3", "--out", str(out)]) == 0
+    run = Benchmark.from_json(out.read_text())
+    assert run.kind == "static"
+    rows = {(row["kernel"], row["windows"]): row for row in run.static}
+    assert len(rows) == 4
+    ours, plain = rows["tiled", "token-first"], rows["plain", "token-first"]
+    assert ours["recurrent_bytes"] == [16]
+    assert ours["programs_per_mib"] <= 70 < plain["programs_per_mib"]
+    assert plain["instructions_per_mib"] >= 10 * ours["instructions_per_mib"]
+    assert capsys.readouterr().out.count("sm_90") == 4
 
 
 @BY_TARGET
@@ -193,20 +216,26 @@ def test_the_flag_set_after_the_import_is_refused_with_the_reason(child):
     assert late["untouched"]
 
 
-def test_variants_do_not_grow_with_lengths(child):
+def test_compilations_do_not_grow_with_lengths(child):
     """K05: triton-lang/triton issue #10872, sglang PR #36888.
 
-    One variant for rows of channels, sliced or not; one more for a buffer laid out channel by
+    One compilation for rows of channels, sliced or not; one more for a buffer laid out channel by
     channel, whatever its length; one more for a pointer off the 16-byte grid.
     """
-    counts = child["variants"]
+    counts = child["compilations"]
     assert counts["tiled"] == [1] * 24 + [2] * 48
     assert counts["misaligned"] == [3] * 12
 
 
-def test_counting_variants_sees_them_grow(child):
-    """The plain kernel lets strides specialise, so a length divisible by 16 is a new variant."""
-    assert child["variants"]["plain"][-1] > child["variants"]["tiled"][-1]
+def test_counting_compilations_sees_them_grow(child):
+    """The plain kernel lets strides specialise, so a length divisible by 16 compiles anew."""
+    assert child["compilations"]["plain"][-1] > child["compilations"]["tiled"][-1]
+
+
+def test_a_kernel_compiled_alone_reads_as_it_does_among_many(compiled):
+    """The programs of a target are disassembled in one go, and counted apart."""
+    request = Compilation(KIMI, token_first=False)
+    assert compile_ahead([request]) == [compiled[request]]
 
 
 @pytest.mark.parametrize(
