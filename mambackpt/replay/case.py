@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
+import numpy as np
+
 from mambackpt.errors import CheckpointValueError, checked_choice, checked_int
 from mambackpt.models import PRESETS
 from mambackpt.replay.rules import Place, Rule, Sizes, Span, get_rule
@@ -145,13 +147,39 @@ def _model_of(model: ModelSizes | str | None) -> ModelSizes | None:
     return model
 
 
+def whole_positions(positions: Sequence[Any]) -> list[Any]:
+    """What of a rule's answer counts tokens: whole numbers, arrays and spans of them.
+
+    >>> whole_positions([96, 48.0, True, Span(16, 64, 16), None])
+    [96, Span(first=16, last=64, step=16)]
+
+    Half a prompt, or True, is no count of tokens and keeps nothing.
+    """
+    return [
+        position
+        for position in positions
+        if all(map(_counts_tokens, position if type(position) is Span else [position]))
+    ]
+
+
+def _counts_tokens(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "iu"
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def depths_of(positions: Sequence[Any], grain: int, prompt: int) -> list[int]:
     """The rule's positions as blocks of a prompt, deepest first; what lies beyond it is left."""
     depths: list[int] = []
     for position in positions:
         if type(position) is not Span:
-            if position <= prompt:
-                depths.append(position // grain)
+            if type(position) is int:
+                if position <= prompt:
+                    depths.append(position // grain)
+            elif whole_positions([position]) and position <= prompt:
+                depths.append(int(position) // grain)
+            continue
+        if not whole_positions([position]):
             continue
         first, last, step = position
         last = min(last, prompt)

@@ -7,6 +7,7 @@ the fast replays but the case.
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -245,9 +246,14 @@ def expand_rows(trace: Trace) -> list[list[int]]:
 
 
 def _depths(positions: Positions, grain: int, prompt: int) -> list[int]:
-    """The blocks that end at or before each position inside a prompt, deepest first."""
+    """The blocks that end at or before each position inside a prompt, deepest first.
+
+    What is no whole number of tokens (half a prompt, None, True) is no position.
+    """
     depths: set[int] = set()
     for position in positions:
         first, last, step = position if isinstance(position, Span) else (position, position, 1)
+        if any(isinstance(n, bool) or not isinstance(n, Integral) for n in (first, last, step)):
+            continue
         depths |= {tokens // grain for tokens in range(first, min(last, prompt) + 1, step)}
     return sorted((depth for depth in depths if depth > 0), reverse=True)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mambackpt.replay.case import Case, Columns, depths_of
+from mambackpt.replay.case import Case, Columns, depths_of, whole_positions
 from mambackpt.replay.rules import Lengths, Match, Span
 from mambackpt.replay.trace import Int64Array, Trace
 from mambackpt.replay.unlimited import places_of, span_counts
@@ -290,7 +290,7 @@ def _grid_of(case: Case) -> tuple[int, Int64Array] | None:
         return 1, none
     if not rule.arrays or rule.reads or case.eviction != "lru" or case.state_limit is not None:
         return None
-    answer = rule.place(request, Match(none, none), case.sizes)
+    answer = whole_positions(rule.place(request, Match(none, none), case.sizes))
     if len(answer) != 1 or type(answer[0]) is not Span:
         return None
     first, last, step = answer[0]
@@ -330,7 +330,7 @@ def _plans(case: Case) -> list[_Plan]:
     plans = []
     for prefix in (ceiling, after_previous):
         joint = prefix // B * B
-        positions = rule.place(request, Match(prefix, joint), case.sizes)
+        positions = whole_positions(rule.place(request, Match(prefix, joint), case.sizes))
         spans = [position for position in positions if type(position) is Span]
         if sum(span_counts(trace, span).sum() for span in spans) > trace.size:
             return []

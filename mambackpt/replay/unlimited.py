@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mambackpt.replay.case import Case, Columns, depths_of
+from mambackpt.replay.case import Case, Columns, depths_of, whole_positions
 from mambackpt.replay.rules import Lengths, Match, Span
 from mambackpt.replay.trace import Int64Array, Trace, expand
 
@@ -40,7 +40,7 @@ def replay_arrays(case: Case) -> Columns | None:
             _blocks_at(trace, position)
             for part in parts
             if ("joint" in part.reads) is moving
-            for position in part.place(request, Match(found, joint), case.sizes)
+            for position in whole_positions(part.place(request, Match(found, joint), case.sizes))
         ]
 
     writer = np.full(trace.size, R, np.int32)  # the request that first kept each state

@@ -14,6 +14,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from hypothesis import strategies as st
 
 from mambackpt.bench import replays, time_replays
 from mambackpt.errors import CheckpointError, CheckpointValueError
+from mambackpt.replay import plain as plain_replay
+from mambackpt.replay import pools as pool_walks
 from mambackpt.replay.case import EVICTIONS
 from mambackpt.replay.command import main
 from mambackpt.replay.files import load_trace
@@ -306,6 +309,8 @@ OWN = [
     Rule("near-end", lambda q, m, s: [q.prompt - 2], True, ()),
     Rule("at-hit", lambda q, m, s: [m.attention], True, ("attention",)),
     Rule("beyond", lambda q, m, s: [q.prompt + 1, Span(3, q.prompt + 3, 3)], True, ()),
+    Rule("halves", lambda q, m, s: [q.prompt / 2, q.prompt // 3, None, True], True, ()),
+    Rule("no-span", lambda q, m, s: [Span(1, q.prompt - 1.0, 1), float("nan"), 2.0], True, ()),
 ]
 MANY = settings(max_examples=max(1000, settings().max_examples))
 
@@ -617,17 +622,99 @@ def test_marconi_brings_its_eviction_and_another_may_be_asked_for() -> None:
     assert replay(trace, "marconi", eviction="lru", **pool).eviction == "lru"  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("answer", [0.5, 1.0, 2.5])
+@pytest.mark.parametrize("pool", [{}, {"pool_bytes": 10**6, "model": ModelBytes()}])
+@pytest.mark.parametrize("plainly", [True, False])
+def test_a_position_that_counts_no_tokens_keeps_nothing(
+    answer: float, pool: dict[str, Any], plainly: bool
+) -> None:
+    """As the page of the rules says; half a prompt is the answer that users try first."""
+    trace = groups(64, 64, count=2, members=2, grain=16)
+
+    def half(request: Lengths, match: Match, sizes: Sizes) -> list[float]:
+        return [request.prompt * answer]
+
+    kept = replay(trace, half, block=16, plainly=plainly, **pool)
+    assert kept.states_written == 0
+    assert kept.recomputed == kept.prompt.sum()
+
+
+def test_a_numpy_integer_counts_tokens() -> None:
+    trace = groups(64, 64, count=2, members=2, grain=16)
+    for plainly in (True, False):
+        kept = replay(trace, lambda *_: [np.int32(32)], block=16, plainly=plainly)
+        assert kept.reused.tolist() == [0, 32, 0, 32]
+
+
 @pytest.mark.parametrize("eviction", EVICTIONS)
-def test_no_eviction_beats_the_ceiling_or_overfills_the_pool(eviction: str) -> None:
+@pytest.mark.parametrize("state_pool", [None, 4 * GB])
+def test_no_eviction_beats_the_ceiling_or_overfills_the_pool(
+    eviction: str, state_pool: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the plain pool holds is counted item by item after every request."""
+    limit, keep, fullest = 15 * GB, plain_replay._PlainPool.keep, [0, 0]
+
+    def counted(pool: plain_replay._PlainPool, *request: Any) -> Any:
+        answer = keep(pool, *request)
+        held = [sum(pool.blocks.values()), sum(pool.states.values()) if state_pool else 0]
+        assert held[0] <= limit
+        assert held[1] <= (state_pool or 0)
+        fullest[:] = map(max, fullest, held)
+        return answer
+
+    monkeypatch.setattr(plain_replay._PlainPool, "keep", counted)
+    options = {"pool_bytes": limit, "state_pool_bytes": state_pool, "eviction": eviction}
     trace = generate_chat(250, seed=3)
-    made = replay(
-        trace, "last+junction", block=512, model="kimi-k3", pool_bytes=15 * GB, eviction=eviction
+    pooled = replay(*(trace, "last+junction"), block=512, model="kimi-k3", plainly=True, **options)
+    assert (pooled.reused <= pooled.attention).all()
+    assert (pooled.attention <= pooled.ceiling).all()
+    assert pooled.evictions > 0
+    assert max(fullest) > 0.9 * (state_pool or limit)  # it was full, so it had to evict
+
+
+def first(trace: Trace, requests: int) -> Trace:
+    """The first requests of a trace."""
+    runs = int(trace.row[requests])
+    columns = ("arrival", "prompt", "output", "conversation", "message", "shared")
+    cut = {name: getattr(trace, name)[:requests] for name in columns}
+    return replace(
+        trace,
+        **cut,
+        row=trace.row[: requests + 1],
+        first=trace.first[:runs],
+        count=trace.count[:runs],
     )
-    assert (made.reused <= made.attention).all()
-    assert (made.attention <= made.ceiling).all()
-    assert made.evictions > 0
-    held = made.states_written * made.state_bytes
-    assert held > 15 * GB  # so it had to evict
+
+
+@given(
+    forests(),
+    st.sampled_from(["all", "last", "last+junction", "chunk", *OWN[:3]]),
+    st.sampled_from([ModelBytes(1, 1), ModelBytes(1, 3), ModelBytes(2, 7)]),
+    st.integers(20, 120),
+    st.one_of(st.none(), st.integers(8, 40)),
+)
+def test_the_fast_pools_hold_no_more_than_fits_after_every_request(
+    trace: Trace, rule: str | Rule, sizes: ModelBytes, limit: int, state_limit: int | None
+) -> None:
+    """What is left at a trace's end, counted by request, for a trace that ends after each."""
+    orders: list[pool_walks._Order] = []
+    begin = pool_walks._Order.__init__
+
+    def noted(order: pool_walks._Order, *arguments: Any) -> None:
+        begin(order, *arguments)
+        orders.append(order)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_walks._Order, "__init__", noted)
+        for requests in range(1, len(trace) + 1):
+            options = {"pool_bytes": limit, "state_pool_bytes": state_limit, "model": sizes}
+            replay(first(trace, requests), rule, block=trace.grain, budget=11, **options)
+            order = orders.pop()
+            blocks = sum(order.blocks.count) * order.blocks.item_bytes
+            states = getattr(order, "states", order.kept)
+            held = sum(states) * sizes.model_state_bytes
+            assert blocks + (0 if state_limit else held) <= limit
+            assert state_limit is None or held <= state_limit
 
 
 @pytest.mark.parametrize(
