@@ -24,6 +24,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import Signature, signature
 from itertools import accumulate
 from math import lcm
 from typing import Any, NamedTuple, TypeAlias
@@ -121,23 +122,25 @@ def placement(
     """
 
     def register(function: Callable[..., Positions]) -> Callable[..., Positions]:
+        parameters = list(signature(function).parameters.values())[3:]
+        takes = Signature(
+            [p.replace(kind=p.POSITIONAL_OR_KEYWORD, annotation=p.empty) for p in parameters]
+        )
+
         def make(text: str, arguments: list[Any], named: dict[str, Any]) -> Rule:
-            code = function.__code__
-            parameters = code.co_varnames[3 : code.co_argcount + code.co_kwonlyargcount]
-            if len(arguments) > len(parameters) or not {*named} <= {*parameters}:
+            try:
+                bound = takes.bind(*arguments, **named)
+            except TypeError as error:
+                wanted = [p.name for p in parameters if p.default is p.empty]
+                example = ", ".join(f"{word}=4096" for word in wanted)
                 raise CheckpointValueError(
-                    f"{text!r} has arguments that {name} does not take; "
-                    f"expected {', '.join(parameters) or 'none'}."
-                )
-            named = {**dict(zip(parameters, arguments, strict=False)), **named}
-            required = parameters[: len(parameters) - len(function.__kwdefaults__ or {})]
-            if missing := [p for p in required if p not in named]:
-                raise CheckpointValueError(
-                    f"{text!r} lacks {', '.join(missing)}; try {name}({missing[0]}=4096)."
-                )
+                    f"rule is {text!r} ({error}); expected {name}{takes}. "
+                    f"Try {name}{f'({example})' if example else ''}."
+                ) from None
+            bound.apply_defaults()
             if check is not None:
-                check(**{**(function.__kwdefaults__ or {}), **named})
-            return Rule(text, partial(function, **named), arrays, reads, states, eviction)
+                check(**bound.arguments)
+            return Rule(text, partial(function, **bound.arguments), arrays, reads, states, eviction)
 
         RULES[name] = make
         return function
@@ -206,11 +209,7 @@ def _part(node: ast.expr, overlaps: Iterable[int] | None, grain: int) -> Rule:
     if name == "optimal" and call and len(call.args) == 1 and overlaps is not None:
         count = checked_int("count", ast.literal_eval(call.args[0]), least=0, unit="positions")
         return optimal(count, overlaps, grain=grain)
-    if name not in RULES:
-        raise CheckpointValueError(
-            f"rule is {name!r}; expected one of {', '.join(RULES)}, or optimal(M) in a replay. "
-            "Try 'last+junction'."
-        )
+    checked_choice("rule", name, [*RULES, "optimal(M)"])
     arguments = [] if call is None else [ast.literal_eval(value) for value in call.args]
     named = {k.arg: ast.literal_eval(k.value) for k in (call.keywords if call else [])}
     return RULES[name](ast.unparse(node), arguments, named)
