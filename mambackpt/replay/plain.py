@@ -252,8 +252,14 @@ def _depths(positions: Positions, grain: int, prompt: int) -> list[int]:
     """
     depths: set[int] = set()
     for position in positions:
-        first, last, step = position if isinstance(position, Span) else (position, position, 1)
-        if any(isinstance(n, bool) or not isinstance(n, Integral) for n in (first, last, step)):
-            continue
-        depths |= {tokens // grain for tokens in range(first, min(last, prompt) + 1, step)}
+        if isinstance(position, Span):
+            if all(map(_counts_tokens, position)):
+                first, last, step = position
+                depths |= {at // grain for at in range(first, min(last, prompt) + 1, step)}
+        elif _counts_tokens(position) and position <= prompt:
+            depths.add(position // grain)
     return sorted((depth for depth in depths if depth > 0), reverse=True)
+
+
+def _counts_tokens(value: object) -> bool:
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
