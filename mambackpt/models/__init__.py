@@ -1,6 +1,8 @@
 """How large is a state? Bytes and blocks of real models."""
 
+from mambackpt.models.capacity import Capacity, pool_capacity
 from mambackpt.models.config import from_config
+from mambackpt.models.hosts import host_checkpoint_bytes, smallest_chunk
 from mambackpt.models.hybrid import HybridModel
 from mambackpt.models.layers import (
     BYTES_OF,
@@ -17,12 +19,14 @@ from mambackpt.models.layers import (
     mamba_block_size,
 )
 from mambackpt.models.presets import PRESETS
+from mambackpt.models.slots import balanced_split, host_tier_bytes, slots_per_request
 
 __all__ = [
     "BYTES_OF",
     "GDN",
     "KDA",
     "PRESETS",
+    "Capacity",
     "GroupedAttention",
     "HybridModel",
     "LatentAttention",
@@ -31,7 +35,13 @@ __all__ = [
     "Mamba2",
     "RecurrentLayer",
     "ShortConv",
+    "balanced_split",
     "bytes_of",
     "from_config",
+    "host_checkpoint_bytes",
+    "host_tier_bytes",
     "mamba_block_size",
+    "pool_capacity",
+    "slots_per_request",
+    "smallest_chunk",
 ]

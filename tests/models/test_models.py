@@ -401,7 +401,7 @@ def test_what_is_no_config_is_refused_with_what_would_be_one(tmp_path: Path) -> 
         lambda: GDN(16, 32, 128).conv_shape(spec=-1),
         lambda: Mamba2(64, -64, 128, 8),
         lambda: GroupedAttention(True, 128),
-        lambda: PRESETS["qwen3.5-4b"].exchange_rate,
+        lambda: PRESETS["falcon-h1-7b"].exchange_rate,
         lambda: mamba_block_size(0, 4096),
         lambda: mamba_block_size(2_146_304, 4096.0),  # type: ignore[arg-type]
         lambda: HybridModel("x", KDA(4, 8), LatentAttention()).request_bytes(checkpoint_blocks=-1),
@@ -427,14 +427,16 @@ def test_the_size_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["size", "qwen3.5-4b"]) == 0
     said = capsys.readouterr().out
     assert "524  tokens of one attention layer that cost as much as a state" in said
-    assert "unknown  tokens of attention cache that cost as much as a checkpoint" in said
+    assert "1,572  tokens of attention cache that cost as much as a checkpoint" in said
+    assert "51,511,296  bytes of a checkpoint of all recurrent layers, 51.51 MB" in said
+    assert "recurrent state: fp32 (as the preset has it)" in said
 
 
 def test_the_size_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["size", "qwen3.5-4b", "--alignment", "64", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["layer"], said["block_size"], said["padding_percent"]) == ("GDN", 576, 9.92)
-    assert said["exchange_rate"] is None
+    assert said["exchange_rate"] == 1572
     assert main(["size", "kimi-k3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["exchange_rate"] == 32_507
 
