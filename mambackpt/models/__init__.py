@@ -1,5 +1,6 @@
 """How large is a state? Bytes and blocks of real models."""
 
+from mambackpt.models.boot_log import BootLog, read_boot_log
 from mambackpt.models.capacity import Capacity, pool_capacity
 from mambackpt.models.config import from_config
 from mambackpt.models.hosts import host_checkpoint_bytes, smallest_chunk
@@ -26,6 +27,7 @@ __all__ = [
     "GDN",
     "KDA",
     "PRESETS",
+    "BootLog",
     "Capacity",
     "GroupedAttention",
     "HybridModel",
@@ -42,6 +44,7 @@ __all__ = [
     "host_tier_bytes",
     "mamba_block_size",
     "pool_capacity",
+    "read_boot_log",
     "slots_per_request",
     "smallest_chunk",
 ]
