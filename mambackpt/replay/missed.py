@@ -148,7 +148,7 @@ def explain_misses(
     ever, beyond = reused.copy(), np.zeros(len(trace), bool)
     missing = np.flatnonzero(inside > reused)
     if len(missing):
-        writer = np.full(trace.size, len(trace), np.int32)
+        writer = np.full(trace.size, len(trace), np.int64)
         last_first = np.argsort(owners, kind="stable")[::-1]
         blocks = trace.find_blocks(owners, depths)[last_first]
         writer[blocks] = owners[last_first]  # the earliest stays, as it is entered last
@@ -196,9 +196,7 @@ def _first_beyond(trace: Trace, owners: Int64Array, depths: Int64Array) -> Int64
     return np.array(first, np.int64)
 
 
-def _sum_up(
-    case: Case, run: Replay, inside: Int64Array, ever: Int64Array, beyond: Any
-) -> Missed:
+def _sum_up(case: Case, run: Replay, inside: Int64Array, ever: Int64Array, beyond: Any) -> Missed:
     """Part the computed tokens of every request.
 
     ``inside`` is the match cut to the grid of states, ``ever`` the deepest state at or before it
@@ -225,34 +223,37 @@ def explain_misses_plainly(
 ) -> Missed:
     """The same, request by request: every state ever written is remembered with its path."""
     case = Case.of(trace, rule, block=block, **options)
-    run, g, R = replay(trace, case.rule, block=block, plainly=True, **options), trace.grain, len(trace)
-    rows = expand_rows(trace)
-    placed: list[list[int]] = []  # depths in blocks, by request
-    for i, ids in enumerate(rows):
-        whole = min(trace.shared[i], (trace.prompt[i] - 1) // g) * g - case.margin
-        splits = bool(trace.splits[i]) and run.attention[i] == max(whole, 0)
-        asked = Lengths(int(trace.prompt[i]), int(trace.output[i]), int(trace.message[i]))
-        match = Match(int(run.attention[i]), int(run.reused[i]), splits)
-        depths: list[int] = []
-        if case.rule.states:
-            depths = depths_of(case.rule.place(asked, match, case.sizes), g, asked.prompt)
-        placed.append(depths)
+    run = replay(trace, case.rule, block=block, plainly=True, **options)
+    g, R, rows = trace.grain, len(trace), expand_rows(trace)
+    placed = [_placed_plainly(case, run, i) for i in range(R)]
     on_blocks = all(depth * g % block == 0 for depths in placed for depth in depths)
-    grid = (block if on_blocks else g) if case.rule.states else g
+    grid = block if on_blocks and case.rule.states else g
     inside, ever = np.zeros(R, np.int64), np.zeros(R, np.int64)
     beyond = np.zeros(R, bool)
     written: dict[int, int] = {}  # the number of a block with a state: its depth
     deeper: dict[int, int] = {}  # the number of a block: the deepest state below it
     for i, ids in enumerate(rows):
-        match, hit = int(run.attention[i]), int(run.reused[i])
-        inside[i] = ever[i] = max(match // grid * grid, hit)
+        found, hit = int(run.attention[i]), int(run.reused[i])
+        inside[i] = ever[i] = max(found // grid * grid, hit)
         if case.rule.states:
             path = ids[: int(inside[i]) // g]
-            ever[i] = max([written[n] * g for n in path if n in written], default=0)
-            ever[i] = max(ever[i], hit)
-            beyond[i] = match > 0 and deeper.get(ids[match // g - 1], 0) > match // g
+            ever[i] = max([hit, *(written[n] * g for n in path if n in written)])
+            beyond[i] = found > 0 and deeper.get(ids[found // g - 1], 0) > found // g
         for depth in placed[i]:
             written[ids[depth - 1]] = depth
             for number in ids[: depth - 1]:
                 deeper[number] = max(deeper.get(number, 0), depth)
     return _sum_up(case, run, inside, ever, beyond)
+
+
+def _placed_plainly(case: Case, run: Replay, i: int) -> list[int]:
+    """Where a request placed states: depths in blocks."""
+    if not case.rule.states:
+        return []
+    trace, g = case.trace, case.trace.grain
+    prompt, shared = int(trace.prompt[i]), int(trace.shared[i])
+    whole = max(min(shared, (prompt - 1) // g) * g - case.margin, 0)
+    splits = bool(trace.splits[i]) and run.attention[i] == whole
+    match = Match(int(run.attention[i]), int(run.reused[i]), splits)
+    asked = Lengths(prompt, int(trace.output[i]), int(trace.message[i]))
+    return depths_of(case.rule.place(asked, match, case.sizes), g, prompt)

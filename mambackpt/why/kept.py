@@ -45,12 +45,12 @@ def leave(prompt: int, settings: Settings, *, start: int = 0, junction: int = 0)
     """Return what a prompt of so many tokens leaves when it resumes after ``start``.
 
     >>> left = leave(2200, Settings(mamba_block_size=528, hash_block_size=528, budget=2048,
-    ...                             retention=None))
+    ...                             checkpoint_alignment=None, retention=None))
     >>> sorted(left.states), left.whole, left.ends
-    ([1584, 2112], 2112, (1584, 2200))
+    ([1584, 2112], 2112, (1584, 2112, 2200))
 
-    ``junction`` is where a prefix seen before ends (0: nothing to gain). Raises CheckpointValueError
-    where no step reaches a boundary. The rules are those of `mambackpt.engine.recurrent`.
+    ``junction`` is where a prefix seen before ends (0: nothing to gain). Raises
+    CheckpointValueError where no step reaches a boundary. The rules are those of `mambackpt.engine.recurrent`.
     """
     g, splitter = settings.geometry, settings.splitter
     M, H, U, lookahead = g.M, g.H, g.U, g.num_hash_lookahead_tokens

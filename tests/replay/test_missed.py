@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_reads import ModelBytes, random_trace
 
 from mambackpt.replay import (
     BANDS,
@@ -16,8 +17,6 @@ from mambackpt.replay import (
     replay,
     trace_from_tokens,
 )
-
-from test_reads import ModelBytes, random_trace
 
 RULES = ["last", "all", "none", "attention", "last+junction", "last+junction+chunk", "internal"]
 RULES += ["interval(12)", "sglang(2)", "marconi", "llamacpp(8, 4)", "trtllm(from_end=[0, 5])"]
