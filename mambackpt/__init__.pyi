@@ -32,5 +32,7 @@ from mambackpt.planner import compute_mamba_prefill_checkpoints as compute_mamba
 from mambackpt.planner import explain as explain
 from mambackpt.planner import get_mamba_prefill_checkpoint_position as get_mamba_prefill_checkpoint_position
 from mambackpt.planner import is_mamba_prefill_checkpoint_valid as is_mamba_prefill_checkpoint_valid
+from mambackpt.why import HitVerdict as HitVerdict
+from mambackpt.why import explain_hit as explain_hit
 
 __version__: str

@@ -10,7 +10,7 @@ from mambackpt.errors import CheckpointError
 # command: (module, what it does); a module loads when its command is asked for, and has a `main`
 COMMANDS = {
     "figures": ("figures.command", "draw the design-review figures as SVG and PDF"),
-    "why": ("why", "where a checkpoint lands for one query, or why nowhere"),
+    "why": ("why.command", "why no checkpoint for a query, or no hit for a prompt"),
     "size": ("models.command", "state and block sizes of a model or a config.json"),
     "log": ("models.log_command", "what the boot log of an engine tells"),
     "replay": ("replay.command", "replay a request trace under placement rules"),

@@ -29,7 +29,7 @@ IMPORTS: dict[str, set[str]] = {
     "planner": {"errors", "geometry"},
     "__main__": {"errors"},
     "cli": {"errors"},
-    "why": {"geometry", "planner"},
+    "why": {"cli", "engine", "errors", "geometry", "models", "planner", "replay"},
     "engine": {"cli", "errors", "geometry", "planner"},
     "metadata": {"errors", "planner"},
     "draw": {"engine", "errors", "geometry", "planner"},

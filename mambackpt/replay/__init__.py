@@ -10,6 +10,14 @@ from mambackpt.replay.generators import (
     generate_chat,
     generate_documents,
 )
+from mambackpt.replay.missed import (
+    BANDS,
+    CAUSES,
+    VETOES,
+    Missed,
+    explain_misses,
+    explain_misses_plainly,
+)
 from mambackpt.replay.plain import expand_rows, replay_plainly
 from mambackpt.replay.result import Replay
 from mambackpt.replay.rules import (
@@ -24,6 +32,7 @@ from mambackpt.replay.rules import (
     placement,
 )
 from mambackpt.replay.run import replay, replay_fast
+from mambackpt.replay.seconds import PrefillRate
 from mambackpt.replay.serve import ENGINES, Served, TokenRequest, serve_tokens
 from mambackpt.replay.serve.llama_cpp import LlamaCppSettings, serve_llama_cpp
 from mambackpt.replay.serve.stale import (
@@ -39,17 +48,22 @@ from mambackpt.replay.sweep import Sweep, sweep
 from mambackpt.replay.trace import Trace, TraceStatistics, describe_trace, trace_from_tokens
 
 __all__ = [
+    "BANDS",
+    "CAUSES",
     "ENGINES",
     "EVICTIONS",
     "GENERATORS",
     "LAYOUTS",
     "PUBLIC_STATISTICS",
     "RULES",
+    "VETOES",
     "Case",
     "Lengths",
     "LlamaCppSettings",
     "Match",
+    "Missed",
     "Options",
+    "PrefillRate",
     "Replay",
     "Rule",
     "Served",
@@ -66,6 +80,8 @@ __all__ = [
     "describe_trace",
     "example_trace",
     "expand_rows",
+    "explain_misses",
+    "explain_misses_plainly",
     "generate_agents",
     "generate_chat",
     "generate_documents",

@@ -15,6 +15,7 @@ from mambackpt.models import PRESETS
 from mambackpt.replay.case import EVICTIONS, Options
 from mambackpt.replay.files import LAYOUTS, load_trace
 from mambackpt.replay.generators import GENERATORS, PUBLIC_STATISTICS
+from mambackpt.replay.missed_command import add_why_options, asks_why, tell_why
 from mambackpt.replay.rules import RULES
 from mambackpt.replay.serve import command as serve_command
 from mambackpt.replay.sweep import Sweep, sweep
@@ -42,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--grain", help="tokens per block of the trace [its layout's, or its generator's]")
     add("--seed", default="0", help="of a generator")
     add("--jobs", default="1", help="processes")
+    add_why_options(add)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON list")
     output.add_argument("--csv", action="store_true", help="print comma-separated values")
@@ -67,7 +69,10 @@ def _trace_of(args: argparse.Namespace) -> tuple[Trace, TraceStatistics | None]:
         ) from error
 
 
-def _swept(args: argparse.Namespace, trace: Trace) -> Sweep:
+def _points(
+    args: argparse.Namespace,
+) -> tuple[list[str], list[int], list[int | None], Options]:
+    """Rules, blocks and pools to combine, and what all combinations have in common."""
     pools: list[int | None] = [None]
     if args.pool:
         pools = [bytes_of("--pool", size) for size in args.pool.split(",")]
@@ -78,9 +83,14 @@ def _swept(args: argparse.Namespace, trace: Trace) -> Sweep:
         "eviction": args.eviction,
         "budget": whole_number("--budget", args.budget),
     }
-    blocks, jobs = whole_numbers("--block", args.block), whole_number("--jobs", args.jobs)
+    return names_of(args.rule), whole_numbers("--block", args.block), pools, options
+
+
+def _swept(args: argparse.Namespace, trace: Trace) -> Sweep:
+    rules, blocks, pools, options = _points(args)
+    jobs = whole_number("--jobs", args.jobs)
     with ProcessPoolExecutor(jobs) if jobs > 1 else nullcontext() as executor:
-        return sweep(trace, names_of(args.rule), blocks, pools, executor, **options)
+        return sweep(trace, rules, blocks, pools, executor, **options)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -88,7 +98,10 @@ def main(argv: Sequence[str]) -> int:
     if any(word.split("=")[0] == "--engine" for word in argv):
         return serve_command.main(argv)
     args = _parser().parse_args(argv)
+    why = asks_why(args)
     trace, public = _trace_of(args)
+    if why:
+        return tell_why(args, trace, *_points(args))
     swept = _swept(args, trace)
     rows = swept.table()
     if args.json:
