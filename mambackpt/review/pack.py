@@ -19,8 +19,11 @@ from mambackpt.review.question import Question
 _Made: TypeAlias = tuple[Section, dict[str, Drawing]]
 _PARTS: Sequence[Callable[[Question], Section | _Made]] = (
     sections.assumptions,
+    sections.capacity,
     sections.landing,
+    sections.staircase,
     sections.rules,
+    sections.missed,
     sections.retention,
     sections.lockstep,
     sections.advice,

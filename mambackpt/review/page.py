@@ -142,9 +142,10 @@ def _part_html(part: Part) -> str:
         return f"<pre><code>{html.escape(chr(10).join(part.lines))}</code></pre>"
     if isinstance(part, Picture):
         data = base64.b64encode(part.svg).decode()
+        files = f"{part.name}.svg and {part.name}.pdf, beside this page"
         return (
             f'<figure><img src="data:image/svg+xml;base64,{data}" alt="{html.escape(part.alt)}">'
-            f"<figcaption>{part.name}.svg and {part.name}.pdf, beside this page</figcaption></figure>"
+            f"<figcaption>{files}</figcaption></figure>"
         )
     return _table_html(part)
 
@@ -170,8 +171,8 @@ def _table_html(table: Table) -> str:
 
 def _part_markdown(part: Part) -> str:
     if isinstance(part, Words):
-        lines = (f"* {words}" if part.listed else words for words in part.sentences)
-        return ("\n" if part.listed else "\n\n").join(lines)
+        sentences = [f"* {words}" if part.listed else words for words in part.sentences]
+        return ("\n" if part.listed else "\n\n").join(sentences)
     if isinstance(part, Command):
         return "```\n" + "\n".join(part.lines) + "\n```"
     if isinstance(part, Picture):

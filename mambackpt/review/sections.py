@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 from mambackpt.draw import (
+    GREY,
     HIT,
     STATE,
     Drawing,
@@ -17,17 +18,25 @@ from mambackpt.draw import (
     fit_y,
     lanes_height,
     left_margin,
-    planned_lane,
+    numeral,
+    scheduled_lane,
     sheet,
     style,
     write_note,
 )
-from mambackpt.engine import branching_chats, check_lockstep, compare_variants, describe_history
+from mambackpt.engine import (
+    branching_chats,
+    check_lockstep,
+    chunk_ends,
+    compare_variants,
+    describe_history,
+)
+from mambackpt.figures import draw_capacity
 from mambackpt.models import HybridModel
-from mambackpt.planner import explain
-from mambackpt.replay import Replay, replay
-from mambackpt.review.page import Command, Section, Table, Words
+from mambackpt.replay import CAUSES, Replay, explain_misses, replay
+from mambackpt.review.page import Command, Part, Section, Table, Words
 from mambackpt.review.question import Question
+from mambackpt.why import explain_hit, resend_stairs, with_drop
 
 RULES = {
     "last": "only the prompt's last boundary",
@@ -80,44 +89,164 @@ def compare_rules(question: Question) -> list[Compared]:
 
 
 def _replay(question: Question, rule: str, at: int = 0) -> Replay:
-    return replay(
-        question.traces[at],
-        rule,
-        block=question.geometry.M,
-        budget=question.budget,
-        model=question.model if question.pool_bytes else None,
-        pool_bytes=question.pool_bytes,
-    )
+    return replay(question.traces[at], rule, block=question.geometry.M, **question.options)
 
 
 def landing(question: Question) -> tuple[Section, dict[str, Drawing]]:
-    """Where the checkpoint of each length lands, or why nowhere, as a table and as lanes."""
-    geometry = question.geometry
-    rows, lanes = [], []
+    """Which states a prompt of each length leaves, and where it resumes when it is sent again."""
+    geometry, rows, lanes = question.geometry, [], []
     for length in question.lengths:
-        [decision] = explain([length], [length], geometry)
-        kept = decision.position if decision.column >= 0 else 0
-        rows.append([length, kept, length - kept, decision.sentence])
-        lane = planned_lane(length, length, geometry, label=f"{length:,}\ntokens")
-        lanes.append(replace(lane, note=f"{length - kept:,} to\nrecompute"))
-    table = Table(
-        "A prompt that is computed in one step, and sent again.",
-        ["prompt (tokens)", "state kept at", "recomputed when sent again", "why there"],
-        rows,
-    )
-    shown = [lane for lane in lanes if lane.seq_len <= 24 * geometry.M] or lanes[:1]
-    most = max(row[2] for row in rows)
+        verdict = explain_hit(length, length, question.settings, shared=length)
+        rest = verdict.recomputed
+        row: list[object] = [length, verdict.chunks, verdict.joint, rest]
+        if question.rate is not None:
+            row.append(question.rate.words(rest))
+        rows.append(row)
+        ends = chunk_ends(
+            length,
+            budget=question.budget,
+            mamba_block_size=geometry.M,
+            hash_block_size=geometry.H,
+            checkpoint_alignment=geometry.A,
+            internal_checkpoints=geometry.A is not None,
+            drop_eagle_block=question.drop,
+        )
+        lane = scheduled_lane(
+            ends, geometry, internal_checkpoints=geometry.A is not None, label=f"{length:,}\ntokens"
+        )
+        lanes.append((rest, replace(lane, note=f"{rest:,} to\nrecompute")))
+    header = ["prompt (tokens)", "forwards", "resumes at, sent again", "recomputed"]
+    header += ["seconds of prefill"] if question.rate is not None else []
+    table = Table("Each prompt computed alone, and then sent again.", header, rows)
+    shown = [(rest, lane) for rest, lane in lanes if lane.seq_len <= 24 * geometry.M] or lanes[:1]
+    most = max(rest for rest, _ in lanes)
     finding = (
-        f"Blocks of {geometry.M:,} and hash units of {geometry.H:,} leave at most {most:,} tokens "
-        "of these prompts to recompute."
+        f"Blocks of {geometry.M:,} and hash units of {geometry.H:,} leave up to {most:,} tokens of "
+        "these prompts to recompute when they are sent again."
     )
     with style():
-        margin = left_margin(lane.label for lane in shown)
+        margin = left_margin(lane.label for _, lane in shown)
         figure, [ax] = sheet(finding, [lanes_height(len(shown), keys=True)], left=margin, right=0.6)
-        draw_lanes(ax, shown, notes=7.5, keys=True)
-    alt = f"{finding} " + " ".join(f"{row[0]:,} tokens: {row[3]}" for row in rows)
-    drawing = Drawing(figure, finding, alt)
+        draw_lanes(ax, [lane for _, lane in shown], notes=7.5, keys=True)
+    said = (f"{row[0]:,} tokens: {row[1]} forwards, resumes at {row[2]:,}" for row in rows)
+    drawing = Drawing(figure, finding, f"{finding} {'; '.join(said)}.")
     return Section("Where checkpoints land", [table]), {"landing": drawing}
+
+
+def capacity(question: Question) -> Section | tuple[Section, dict[str, Drawing]]:
+    """What the sizes are, and what the pool holds of them."""
+    model = question.model
+    table = Table("Bytes of one device, sizes in tokens.", ["size", "value"], list(sizes(model)))
+    title = "Geometry and capacity"
+    counted = model.recurrent_layers and model.attention_layers
+    if not question.pool_bytes or not counted:
+        missing = "no pool was given (--pool)" if counted else "its layers are not known (--layers)"
+        return Section(title, [table, Words([f"What a pool holds is left out: {missing}."])])
+    holds = model.capacity(question.pool_bytes, question.max_len)
+    rows = [
+        ["block ids, one of them the null block", holds.ids],
+        ["bytes of a block id", holds.bytes_per_id],
+        ["ids of a live request's states", holds.live_recurrent_ids],
+        [f"ids of a live request of {question.max_len:,} tokens", holds.live_ids(question.max_len)],
+        ["ids of one kept state", holds.recurrent_groups],
+        ["tokens that take as many ids", round(holds.state_in_tokens)],
+        ["maximum concurrency, as the engine logs it", round(holds.concurrency, 2)],
+        ["size in tokens, as the engine logs it", holds.logged_tokens],
+    ]
+    lengths = [length for length in question.lengths if length >= holds.block]
+    cached = [
+        [length, *(holds.cached_requests(length, n) for n in (1, length // holds.block))]
+        for length in lengths
+    ]
+    pool = Table(
+        f"A pool of {question.pool_bytes / 1e9:,.1f} GB; as vllm 0.33.0 counts.",
+        ["what", "value"], rows,
+    )  # fmt: skip
+    chats = Table(
+        "Conversations that stay cached at once, nothing else running.",
+        ["tokens", "with the last state alone", "with a state every block"], cached,
+    )  # fmt: skip
+    with style():
+        drawing = draw_capacity(model, question.pool_bytes)
+    return Section(title, [table, pool, chats]), {"capacity": drawing}
+
+
+def staircase(question: Question) -> tuple[Section, dict[str, Drawing]]:
+    """What a prompt that is sent again recomputes, over its length, with and without a drop."""
+    settings, block = question.settings, question.geometry.M
+    longest = 4 * block
+    stairs = {
+        "no drop": resend_stairs(replace(settings, drop_eagle_block=False), longest),
+        "a unit is dropped": resend_stairs(with_drop(settings), longest),
+    }
+    mine = stairs["a unit is dropped" if question.drop else "no drop"]
+    worst = max(mine.computed)
+    at = mine.lengths[mine.computed.index(worst)]
+    finding = (
+        f"A prompt of {at:,} tokens that is sent again recomputes {worst:,}: the worst of up to "
+        f"{longest:,} tokens."
+    )
+    rows = [
+        [length, before, after] for length, before, after in mine.cliffs()[:8]
+    ]  # fmt: skip
+    table = Table(
+        "Cliffs: one more token, and a state lies where the next request can use it.",
+        ["prompt (tokens)", "recomputed", "recomputed with one more"], rows,
+    )  # fmt: skip
+    curves = {words: (list(s.lengths), list(s.computed)) for words, s in stairs.items()}
+    with style():
+        figure, [ax, note] = sheet(finding, [14, 1.4], left=5, right=11)
+        for (words, (x, y)), colour in zip(curves.items(), (STATE, GREY), strict=True):
+            ax.plot(x, y, color=colour, label=words)
+            ax.annotate(words, (x[-1], y[-1]), (6, 0), textcoords="offset points", va="center")
+        fit_y(ax, [y for _, y in curves.values()], least=0)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter(lambda value, _: numeral(value))
+        ax.set_xlabel("tokens of a prompt that is sent again")
+        ax.set_ylabel("recomputed (tokens)")
+        write_note(note, f"Blocks of {block:,}, hash units of {question.geometry.H:,} tokens")
+    cliffs = "; ".join(f"{row[0]:,}: {row[1]:,}, then {row[2]:,}" for row in rows)
+    drawing = Drawing(figure, finding, f"{finding} Cliffs, {cliffs}.")
+    return Section("The staircase of a prompt sent again", [table]), {"staircase": drawing}
+
+
+def missed(question: Question) -> tuple[Section, dict[str, Drawing]]:
+    """Why the computed tokens of the trace were not reused, under the engine's own placement."""
+    found = explain_misses(question.trace, _BASE, block=question.geometry.M, **question.options)
+    totals = [row for row in found.totals() if row["tokens"]]
+    prompt = int(found.replay.prompt.sum())
+    header = ["why it was computed", "tokens", "of all prompt tokens (%)"]
+    rows = [[row["cause"], row["tokens"], round(row["percent_of_prompt"], 2)] for row in totals]
+    if question.rate is not None:
+        header.append("seconds of prefill")
+        rows = [[*row, question.rate.words(row[1])] for row in rows]
+    believed = int(found.replay.attention.sum()) / prompt
+    resumed = int(found.replay.reused.sum()) / prompt
+    vetoes = [row for row in totals if row["cause"] != CAUSES[0]]
+    most = max(vetoes, key=lambda row: row["tokens"], default=None)
+    why = (
+        f"most is lost to: {most['cause']}" if most else "nothing that was there is computed again"
+    )
+    finding = (
+        f"A router that counts attention blocks believes in {100 * believed:.1f} % reuse, "
+        f"{100 * resumed:.1f} % can be resumed; {why}."
+    )
+    labels = [row["cause"] for row in totals]
+    values = [row["percent_of_prompt"] for row in totals]
+    words = [f"{value:.1f} %" for value in values]
+    with style():
+        figure, [ax] = sheet(finding, [bars_height(len(labels))], left=left_margin(labels))
+        chosen = [labels.index(most["cause"])] if most else []
+        draw_bars(
+            ax, labels, values, unit="computed (% of prompt tokens)", words=words, highlight=chosen
+        )
+    table = Table(f"Under {_BASE} ({RULES[_BASE]}); {_traffic(question)}.", header, rows)
+    alt = f"{finding} Computed: {describe_bars(labels, words)}."
+    drawing = Drawing(figure, finding, alt)
+    return Section("Why tokens were not reused", [table]), {"why-missed": drawing}
+
+
+_BASE = "last+junction"
 
 
 def rules(question: Question) -> tuple[Section, dict[str, Drawing]]:
@@ -161,7 +290,7 @@ def rules(question: Question) -> tuple[Section, dict[str, Drawing]]:
         )  # fmt: skip
         write_note(note, f"{_traffic(question)}. Lines: lowest and highest of {spread}.")
     alt = f"{finding} Reused: {describe_bars(labels, words)}."
-    parts = [table, Words([_SIMPLIFIED])]
+    parts: list[Part] = [table, Words([_SIMPLIFIED])]
     return Section("Placement rules compared", parts), {"rules": Drawing(figure, finding, alt)}
 
 
@@ -252,7 +381,7 @@ def lockstep(question: Question) -> Section:
         rows,
     )
     history = [*describe_history(report.smallest), *map(str, report.broken)]
-    parts = [Words(words), Words(history, listed=True), table]
+    parts: list[Part] = [Words(words), Words(history, listed=True), table]
     return Section("Does every key hold its state?", parts)
 
 
@@ -273,7 +402,7 @@ def assumptions(question: Question) -> Section:
         ["tokens of one step", f"{question.budget:,}"],
         ["traffic", _traffic(question)],
     ]  # fmt: skip
-    parts: list[Table | Words] = [Table("What every number rests on.", ["setting", "value"], rows)]
+    parts: list[Part] = [Table("What every number rests on.", ["setting", "value"], rows)]
     if question.assumed:
         parts.append(Words(list(question.assumed), listed=True))
     return Section("Assumptions", parts)
@@ -325,7 +454,7 @@ def advice(question: Question) -> Section:
         f"{question.scaled.hash_block_size} --alignment {question.scaled.checkpoint_alignment} "
         f"--budget {question.scaled.budget}",
     ]
-    said: list[Words | Command] = [
+    said: list[Part] = [
         Words(words, listed=True), Words(["To check it on your own:"]), Command(lines)
     ]  # fmt: skip
     return Section("What to set, and how to check it", said)
