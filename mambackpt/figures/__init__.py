@@ -7,6 +7,7 @@ from mambackpt.figures.placement import puzzle_requests
 from mambackpt.figures.lockstep import wrong_restores
 from mambackpt.figures.exports import draw_export_timings, draw_instructions, draw_roofline
 from mambackpt.figures.replays import PLACEMENTS, least_block, pool_sizes
+from mambackpt.figures import misses
 # isort: on
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "draw_instructions",
     "draw_roofline",
     "least_block",
+    "misses",
     "pool_sizes",
     "puzzle_requests",
     "save_figure",

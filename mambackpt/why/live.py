@@ -68,7 +68,13 @@ def pool_ids(model: HybridModel, block: int, pool_bytes: int) -> tuple[int, int]
             f"{model.name} has {groups[0]} groups of attention layers; the engine room models one. "
             "Try a model with fewer attention than recurrent layers."
         )
-    return checked_int("pool", pool_bytes // (widest * page), unit="block ids") - 1, groups[1]
+    ids = pool_bytes // (widest * page) - 1
+    if ids < 1:
+        raise CheckpointValueError(
+            f"--pool is {pool_bytes:,} bytes and a block id takes {widest * page:,}; expected room "
+            f"for one request. Try --pool {1 + 100 * widest * page // 10**9}GB."
+        )
+    return ids, groups[1]
 
 
 def explain_live(
