@@ -4,7 +4,9 @@ Errors name the option as it was typed. The commands themselves stand in their r
 """
 
 import math
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from mambackpt.errors import CheckpointValueError, checked_choice
@@ -99,6 +101,45 @@ def choices_of(option: str, text: str, known: Iterable[T], *, separator: str = "
     """
     listed = list(known)
     return [checked_choice(option, name.strip(), listed) for name in text.split(separator)]
+
+
+def checked_output(option: str, file: str | Path) -> Path:
+    """Return the path of a file that can be written; to ask before the work is done.
+
+    >>> checked_output("--out", "hits.csv").name
+    'hits.csv'
+
+    Raises CheckpointValueError for a folder, and where nothing can be written.
+    """
+    path = Path(file)
+    folder = path.parent
+    what = ""
+    if path.is_dir():
+        what = "is a folder"
+    elif not folder.is_dir():
+        what = f"lies in {folder}, which is no folder"
+    elif not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        what = "cannot be written"
+    if what:
+        raise CheckpointValueError(
+            f"{option} {path} {what}; expected a file that can be written. "
+            f"Try {option} {path.name or 'out.json'}."
+        )
+    return path
+
+
+def write_whole(file: str | Path, text: str) -> None:
+    """Write a file whole or not at all: under another name first, beside it.
+
+    A run that is interrupted leaves the file as it was before. Raises OSError.
+    """
+    path = Path(file)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, words: int = 1) -> str:

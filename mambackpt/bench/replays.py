@@ -45,10 +45,10 @@ def time_replays(
     The plain replay is given its rows expanded. Raises CheckpointValueError where the two disagree:
     nothing is timed that is not equal.
     """
-    rows = expand_rows(trace)
     for rule, block, pool in product(rules, blocks, pools):
         here: Options = {**options, "pool_bytes": pool}
         case = Case.of(trace, rule, block=block, **here)
+        rows = expand_rows(case.trace)
         plain, fast = replay_plainly(case, rows), replay_fast(case)
         if not all(np.array_equal(a, b) for a, b in zip(plain, fast, strict=True)):
             raise CheckpointValueError(

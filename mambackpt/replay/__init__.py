@@ -10,6 +10,8 @@ from mambackpt.replay.generators import (
     generate_chat,
     generate_documents,
 )
+from mambackpt.replay.live import interleave
+from mambackpt.replay.loads import generate_lengths, generate_shared
 from mambackpt.replay.plain import expand_rows, replay_plainly
 from mambackpt.replay.result import Replay
 from mambackpt.replay.rules import (
@@ -35,7 +37,9 @@ from mambackpt.replay.serve.stale import (
     watch_states,
 )
 from mambackpt.replay.serve.traces import replay_engine
+from mambackpt.replay.source import LOADS, open_trace
 from mambackpt.replay.sweep import Sweep, sweep
+from mambackpt.replay.timeline import timeline_json
 from mambackpt.replay.trace import Trace, TraceStatistics, describe_trace, trace_from_tokens
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "EVICTIONS",
     "GENERATORS",
     "LAYOUTS",
+    "LOADS",
     "PUBLIC_STATISTICS",
     "RULES",
     "Case",
@@ -69,8 +74,12 @@ __all__ = [
     "generate_agents",
     "generate_chat",
     "generate_documents",
+    "generate_lengths",
+    "generate_shared",
     "get_rule",
+    "interleave",
     "load_trace",
+    "open_trace",
     "optimal",
     "placement",
     "random_prompts",
@@ -81,6 +90,7 @@ __all__ = [
     "serve_llama_cpp",
     "serve_tokens",
     "sweep",
+    "timeline_json",
     "trace_from_tokens",
     "watch_states",
 ]

@@ -720,7 +720,6 @@ def test_the_fast_pools_hold_no_more_than_fits_after_every_request(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block": 500}, "block is 500 and the trace's blocks have 512 tokens"),
         ({"block": 0}, "block is 0"),
         ({"block": 512, "budget": 100, "rule": "chunk"}, "budget is 100 and block is 512"),
         ({"block": 512, "model": "gpt-2"}, "model is 'gpt-2'; expected one of"),
