@@ -131,13 +131,19 @@ def checked_output(option: str, file: str | Path) -> Path:
 def write_whole(file: str | Path, text: str) -> None:
     """Write a file whole or not at all: under another name first, beside it.
 
-    A run that is interrupted leaves the file as it was before. Raises OSError.
+    A run that is interrupted leaves the file as it was before. Raises CheckpointValueError where it
+    cannot be written.
     """
     path = Path(file)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(text)
         draft.replace(path)
+    except OSError as error:
+        raise CheckpointValueError(
+            f"{path} cannot be written ({error.strerror}); expected a place with room for "
+            f"{len(text):,} bytes. Try another folder."
+        ) from error
     finally:
         draft.unlink(missing_ok=True)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from mambackpt.cli import (
     bytes_of,
@@ -28,7 +28,7 @@ from mambackpt.replay.sweep import Sweep, sweep
 from mambackpt.replay.timeline import timeline_json
 from mambackpt.replay.trace import Trace, TraceStatistics, describe_trace
 
-Row: TypeAlias = dict[str, Any]
+Points: TypeAlias = tuple[list[str], list[int], list[int | None], Options]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,16 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _swept(args: argparse.Namespace, trace: Trace) -> Sweep:
-    rules, blocks, pools, options = _points(args)
+def _swept(args: argparse.Namespace, trace: Trace, points: Points) -> Sweep:
+    rules, blocks, pools, options = points
     jobs = whole_number("--jobs", args.jobs)
     with ProcessPoolExecutor(jobs) if jobs > 1 else nullcontext() as executor:
         return sweep(trace, rules, blocks, pools, executor, **options)
 
 
-def _points(
-    args: argparse.Namespace,
-) -> tuple[list[str], list[int], list[int | None], Options]:
+def _points(args: argparse.Namespace) -> Points:
     """Rules, blocks, pools and the options of all."""
     pools: list[int | None] = [None]
     if args.pool:
@@ -88,12 +86,17 @@ def main(argv: Sequence[str]) -> int:
     for option, file in (("--out", args.out), ("--timeline", args.timeline)):
         if file:
             checked_output(option, file)
+    points = _points(args)
+    if args.timeline:
+        _check_one(*points[:3])
     trace, public = trace_of(args)
     if args.timeline:
-        _write_timeline(args, trace)
-    swept = _swept(args, trace)
-    told = _told(args, trace, public, swept.table())
-    if args.out:
+        rules, blocks, pools, options = points
+        one: Options = {**options, "pool_bytes": pools[0]}
+        write_whole(args.timeline, timeline_json(trace, rules[0], block=blocks[0], **one))
+    swept = _swept(args, trace, points)
+    told = _told(args, trace, public, swept)
+    if args.out and not swept.missing:
         write_whole(args.out, told + "\n")
     else:
         print(told)
@@ -103,9 +106,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _told(
-    args: argparse.Namespace, trace: Trace, public: TraceStatistics | None, rows: list[Row]
+    args: argparse.Namespace, trace: Trace, public: TraceStatistics | None, swept: Sweep
 ) -> str:
     """What the command has to say: JSON, CSV or a table."""
+    rows = swept.table()
     if args.json:
         return json.dumps(rows, indent=1)
     if args.csv:
@@ -120,11 +124,8 @@ def _told(
     ]
     if public is not None:
         lines.append(f"the public trace that it is modelled on: {public}")
-    notes = dict.fromkeys([*trace.notes, *(row["notes"] for row in rows if row["notes"])])
-    known = "; ".join(trace.notes)
-    lines += [
-        f"note: {note.removeprefix(known).removeprefix('; ')}" for note in notes if note != known
-    ]
+    notes = dict.fromkeys(note for replayed in swept.replays for note in replayed.notes)
+    lines += [f"note: {note}" for note in notes]
     lines.append(
         f"{'rule':<28} {'block':>6} {'pool GB':>8} {'hit %':>7} {'ceiling %':>9} "
         f"{'recomputed':>15} {'states/request':>14} {'evictions':>10}"
@@ -139,13 +140,10 @@ def _told(
     return "\n".join(lines)
 
 
-def _write_timeline(args: argparse.Namespace, trace: Trace) -> None:
-    rules, blocks, pools, options = _points(args)
+def _check_one(rules: list[str], blocks: list[int], pools: list[int | None]) -> None:
     if len(rules) * len(blocks) * len(pools) > 1:
         raise CheckpointValueError(
-            f"--timeline is of one replay, and here are {len(rules)} rules, {len(blocks)} blocks "
+            f"--timeline is of one replay, and there are {len(rules)} rules, {len(blocks)} blocks "
             f"and {len(pools)} pools; expected one of each. "
             f"Try --rule {rules[0]!r} --block {blocks[0]}."
         )
-    options["pool_bytes"] = pools[0]
-    write_whole(args.timeline, timeline_json(trace, rules[0], block=blocks[0], **options))

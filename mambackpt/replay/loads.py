@@ -26,6 +26,7 @@ def generate_shared(
     zipf: float = 0.0,
     turns: int = 1,
     turn: int = 128,
+    edits: float = 0.0,
 ) -> Trace:
     """Return a load of groups that share a prefix each: documents, system prompts, chats.
 
@@ -34,7 +35,8 @@ def generate_shared(
     0.8824
 
     A conversation begins with its group's ``prefix`` and a ``suffix`` of its own (tokens), and has
-    ``turns`` requests; each turn adds the ``output`` of the one before and ``turn`` new tokens.
+    ``turns`` requests; each turn adds the ``output`` of the one before and ``turn`` new tokens. The
+    part ``edits`` of these turns sends another text from some token of the conversation's own on.
     With ``zipf`` 0 all groups have equally many conversations, else the group of rank k is drawn
     with a weight of 1 / k**zipf. The order is shuffled; all first turns come first, then all second
     ones: `interleave` holds fewer at once. The same seed gives the same trace.
@@ -49,6 +51,7 @@ def generate_shared(
     checked_int("turns", turns, unit="turns")
     for name, tokens in (("prefix", prefix), ("output", output), ("turn", turn)):
         checked_int(name, tokens, least=0)
+    _part("edits", edits)
     rng, used = Random(seed), [0]
     chosen = _groups(rng, -(-requests // turns), groups, zipf)
     shared = []
@@ -60,8 +63,12 @@ def generate_shared(
     rows = TraceRows(f"shared:{requests}", grain)
     for at in range(turns):
         for chat, text in enumerate(texts[: requests - len(rows.prompt)]):
+            if at and rng.random() < edits:
+                tokens = text.tokens
+                text.cut(rng.randint(prefix + 1, tokens))
+                text.grow(tokens - text.tokens)
             before = text.tokens
-            text.grow(suffix if at == 0 else turn)
+            text.grow(turn if at else suffix)
             runs = [list(run) for run in text.runs]
             rows.add(
                 *(len(rows.prompt), text.tokens, output),
@@ -71,6 +78,11 @@ def generate_shared(
             )
             text.grow(output)
     return rows.link()
+
+
+def _part(name: str, part: float) -> None:
+    if not 0 <= part <= 1:
+        raise CheckpointValueError(f"{name} is {part}; expected a part from 0 to 1. Try 0.5.")
 
 
 def _groups(rng: Random, conversations: int, groups: int, zipf: float) -> list[int]:
@@ -107,8 +119,7 @@ def generate_lengths(
     file, line and field for malformed rows, OSError for what cannot be read.
     """
     path = Path(path)
-    if not 0 <= share <= 1:
-        raise CheckpointValueError(f"share is {share}; expected a part from 0 to 1. Try 0.5.")
+    _part("share", share)
     told = list(read_lengths(path))
     kept = [lengths for lengths in told if lengths.prompt]
     if not kept:
@@ -133,7 +144,7 @@ def generate_lengths(
             conversation=chat,
         )
         fresh += blocks - common
-    notes = [f"the sharing is made up: {groups:,} groups, {100 * share:g} % of each prompt"]
+    notes = [f"the sharing is made up: groups={groups}, {100 * share:g} % of each prompt"]
     if len(told) > len(kept):
-        notes.append(f"{len(told) - len(kept):,} rows of no prompt tokens are left out")
+        notes.append(f"left out: rows of no prompt tokens ({len(told) - len(kept):,})")
     return rows.link(notes)

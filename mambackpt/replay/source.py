@@ -20,7 +20,8 @@ SHAPES = (
     "files): Mooncake, Dynamo and AIPerf rows (mooncake), Bailian rows, Claude Code and AgentX "
     "conversations (claude-code), OpenAI requests (messages), ShareGPT, lists of token ids "
     f"(tokens). Generators: {', '.join(GENERATORS)} with a size, as in chat:2000; "
-    "shared:groups=64,prefix=2048,suffix=128,requests=1024 (also output, zipf, turns, turn); "
+    "shared:groups=64,prefix=2048,suffix=128,requests=1024 (also output, zipf, turns, turn, "
+    "edits); "
     "lengths:FILE.csv,share=0.5,groups=64 for BurstGPT's and Azure's tables."
 )
 
@@ -114,11 +115,16 @@ def _numbers(kind: str, generator: Callable[..., Trace], text: str) -> dict[str,
 
 
 def _value(option: str, parameter: Parameter, text: str) -> int | float:
-    if not isinstance(parameter.default, float):
-        return whole_number(option, text, least=0)
+    """A setting's number, of the kind of its default."""
+    kind = float if isinstance(parameter.default, float) else int
     try:
-        return float(text)
+        number = kind(text)
+        if number >= 0 and number < 1e15:
+            return number
     except ValueError:
-        raise CheckpointValueError(
-            f"{option} is {text!r}; expected a number. Try {option}={parameter.default or 1.0}."
-        ) from None
+        pass
+    expected = "a number" if kind is float else "a whole number"
+    name, default = option.split(":")[1], parameter.default or kind(1)
+    raise CheckpointValueError(
+        f"{option} is {text!r}; expected {expected} of at least 0. Try {name}={default}."
+    )

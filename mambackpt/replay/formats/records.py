@@ -12,6 +12,7 @@ from typing import IO, Any
 from mambackpt.errors import CheckpointValueError
 
 _HASHES = "ids that count blocks, or unsigned hashes of 64 bits"
+_BLANK = b" \t\r\n\xef\xbb\xbf"  # and the mark that some editors begin a file with
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 # Other names of a field, as Dynamo and AIPerf take them in rows of the Mooncake layout.
 _ALIASES = {
@@ -121,9 +122,11 @@ def _records_of(path: Path) -> Iterator[tuple[Line, Any]]:
                 hint = "fetching the file again"
                 raise line.error("(gzip)", str(error), "a whole gzip stream", hint) from error
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                if first and text.lstrip(_BLANK)[:1] not in (b"{", b"["):
+                    yield line, text.decode(errors="replace").lstrip("\ufeff")
+                    return
                 if first:
-                    rest = _rest_of(line, lines)
-                    yield from _values(line, text, rest)
+                    yield from _values(line, text, _rest_of(line, lines))
                     return
                 hint = "removing the line"
                 raise line.error("(all)", f"{text[:60]!r}", "one JSON value", hint) from error
@@ -153,12 +156,9 @@ def _values(line: Line, first: bytes, rest: bytes) -> Iterator[tuple[Line, Any]]
     hint = "removing the line"
     wrong = line.error("(all)", f"{first[:60]!r}", "one JSON value", hint)
     try:
-        text = (first + rest).decode()
+        text = (first + rest).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise wrong from None
-    if text.lstrip()[:1] not in ("{", "["):
-        yield line, text
-        return
     second = next((piece for piece in rest.splitlines() if piece.strip()), b"")
     if second[:1] in (b"{", b"["):  # one value a line, and the first one is damaged
         raise wrong

@@ -97,7 +97,8 @@ def _first_line(path: Path) -> list[str]:
 def _opened(path: Path) -> Any:
     with path.open("rb") as stream:
         packed = stream.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rt", newline="") if packed else path.open(newline="")
+    opened = gzip.open if packed else open
+    return opened(path, "rt", encoding="utf-8-sig", newline="")
 
 
 def _rows(path: Path) -> Iterator[tuple[Line, list[str]]]:

@@ -64,7 +64,7 @@ class _Texts:
                 ratio = self.told / self.counted
                 notes.append(f"the file's usage counts {ratio:.2f} times as many prompt tokens")
         if self.left_out:
-            notes.append(f"{self.left_out:,} parts that are no text are left out")
+            notes.append(f"left out: parts of messages that are no text ({self.left_out:,})")
         return notes
 
     def pieces(self, text: str) -> Sequence[int]:
