@@ -14,6 +14,11 @@ from mambackpt.cli import choices_of, whole_numbers
 from mambackpt.errors import CheckpointValueError
 from mambackpt.replay import ENGINES, open_trace
 
+_TRACE = "chat:1000"
+_ENGINES_TRACE = (
+    "chat:requests=300,grain=16"  # a plain engine is slow; each engine takes this grain
+)
+
 
 def main(argv: Sequence[str]) -> int:
     """Run ``bench export``, ``planner`` or ``replay`` and print a table; exit status 0."""
@@ -47,7 +52,7 @@ def _add_planner(parser: argparse.ArgumentParser) -> None:
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     say = parser.add_argument
-    say("trace", nargs="?", default="chat:1000", help="a trace or a generator [%(default)s]")
+    say("trace", nargs="?", help=f"a trace or a generator [{_TRACE}; of engines {_ENGINES_TRACE}]")
     say("--engine", metavar="NAMES", help=f"these engines instead of rules: {', '.join(ENGINES)}")
     say("--rule", default="all,last,last+junction,last+junction+chunk")
     say("--block", default="512,1024,1536,2048,4096", metavar="NUMBERS")
@@ -114,7 +119,7 @@ def _report(out: Path | None) -> Callable[[Benchmark], None]:
 
 def _bench_replay(args: argparse.Namespace) -> None:
     """Print each replay's medians, and the ratio of both sums at the end."""
-    trace, _ = open_trace(args.trace)
+    trace, _ = open_trace(args.trace or (_ENGINES_TRACE if args.engine else _TRACE))
     pools: list[int | None] = [None]
     if args.pool_gb:
         pools = [size * 10**9 for size in whole_numbers("--pool-gb", args.pool_gb)]
