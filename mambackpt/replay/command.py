@@ -28,6 +28,7 @@ from mambackpt.replay.sweep import Sweep, sweep
 from mambackpt.replay.timeline import timeline_json
 from mambackpt.replay.trace import Trace, TraceStatistics, describe_trace
 
+_COMPARED = "all,last,last+junction"
 Points: TypeAlias = tuple[list[str], list[int], list[int | None], Options]
 
 
@@ -39,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_trace_options(parser)
     add = parser.add_argument
-    add("--rule", default="last+junction", help="such as last+junction,interval(4096)")
+    add("--rule", help=f"such as last+junction,interval(4096) [{_COMPARED}]")
     add("--engine", help="serve it as this engine does, with options of its own")
     add("--block", default="512", help="tokens between states, such as 512,2048")
     add("--model", help=f"whose bytes count, one of {', '.join(PRESETS)}")
@@ -65,6 +66,17 @@ def _swept(args: argparse.Namespace, trace: Trace, points: Points) -> Sweep:
 
 def _points(args: argparse.Namespace) -> Points:
     """Rules, blocks, pools and the options of all."""
+    if args.pool and not args.model:
+        raise CheckpointValueError(
+            "--pool is given without a model; expected the one whose blocks and states fill it. "
+            "Try --model kimi-k3."
+        )
+    for option in ("state_pool", "eviction"):
+        if getattr(args, option) and not args.pool:
+            raise CheckpointValueError(
+                f"--{option.replace('_', '-')} is given without --pool; expected a limited pool. "
+                "Try --pool 320GB."
+            )
     pools: list[int | None] = [None]
     if args.pool:
         pools = [bytes_of("--pool", size) for size in args.pool.split(",")]
@@ -75,7 +87,8 @@ def _points(args: argparse.Namespace) -> Points:
         "eviction": args.eviction,
         "budget": whole_number("--budget", args.budget),
     }
-    return names_of(args.rule), whole_numbers("--block", args.block), pools, options
+    rules = args.rule or ("last+junction" if args.timeline else _COMPARED)
+    return names_of(rules), whole_numbers("--block", args.block), pools, options
 
 
 def main(argv: Sequence[str]) -> int:
