@@ -66,6 +66,10 @@ def _swept(args: argparse.Namespace, trace: Trace, points: Points) -> Sweep:
 
 def _points(args: argparse.Namespace) -> Points:
     """Rules, blocks, pools and the options of all."""
+    pools: list[int | None] = [None]
+    if args.pool:
+        pools = [bytes_of("--pool", size) for size in args.pool.split(",")]
+    state_pool = bytes_of("--state-pool", args.state_pool) if args.state_pool else None
     if args.pool and not args.model:
         raise CheckpointValueError(
             "--pool is given without a model; expected the one whose blocks and states fill it. "
@@ -77,10 +81,6 @@ def _points(args: argparse.Namespace) -> Points:
                 f"--{option.replace('_', '-')} is given without --pool; expected a limited pool. "
                 "Try --pool 320GB."
             )
-    pools: list[int | None] = [None]
-    if args.pool:
-        pools = [bytes_of("--pool", size) for size in args.pool.split(",")]
-    state_pool = bytes_of("--state-pool", args.state_pool) if args.state_pool else None
     options: Options = {
         "model": args.model,
         "state_pool_bytes": state_pool,
