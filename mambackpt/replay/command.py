@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from math import gcd
 from typing import TypeAlias
 
 from mambackpt.cli import (
@@ -111,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     told = _told(args, trace, public, swept)
     if args.out and not swept.missing:
         write_whole(args.out, told + "\n")
-    else:
+    else:  # what an interrupted sweep has done is shown, and no file is half a table
         print(told)
     for point in swept.missing:
         print("interrupted before rule {}, block {}, pool {}".format(*point), file=sys.stderr)
@@ -139,6 +140,11 @@ def _told(
         lines.append(f"the public trace that it is modelled on: {public}")
     notes = dict.fromkeys(note for replayed in swept.replays for note in replayed.notes)
     lines += [f"note: {note}" for note in notes]
+    finest = gcd(trace.grain, *(replayed.block for replayed in swept.replays))
+    if public is not None and finest < trace.grain:
+        lines.append(
+            f"note: this trace is generated: with --grain {finest} the reuse told is exact"
+        )
     lines.append(
         f"{'rule':<28} {'block':>6} {'pool GB':>8} {'hit %':>7} {'ceiling %':>9} "
         f"{'recomputed':>15} {'states/request':>14} {'evictions':>10}"
@@ -146,7 +152,7 @@ def _told(
     for row in rows:
         pool = "-" if row["pool_bytes"] is None else f"{row['pool_bytes'] / 1e9:.1f}"
         lines.append(
-            f"{row['rule']:<28} {row['block']:>6} {pool:>8} {row['hit_percent']:>7.2f} "
+            f"{row['rule']:<28} {row['block']:>6,} {pool:>8} {row['hit_percent']:>7.2f} "
             f"{row['ceiling_percent']:>9.2f} {row['recomputed_tokens']:>15,} "
             f"{row['states_per_request']:>14.2f} {row['evictions']:>10,}"
         )
@@ -156,7 +162,7 @@ def _told(
 def _check_one(rules: list[str], blocks: list[int], pools: list[int | None]) -> None:
     if len(rules) * len(blocks) * len(pools) > 1:
         raise CheckpointValueError(
-            f"--timeline is of one replay, and there are {len(rules)} rules, {len(blocks)} blocks "
-            f"and {len(pools)} pools; expected one of each. "
-            f"Try --rule {rules[0]!r} --block {blocks[0]}."
+            f"--timeline is of one replay and there are {len(rules) * len(blocks) * len(pools)}; "
+            f"expected one rule, one block and one pool, not {', '.join(rules)} at "
+            f"{', '.join(map(str, blocks))}. Try --rule {rules[0]!r} --block {blocks[0]}."
         )

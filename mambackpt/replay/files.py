@@ -1,4 +1,8 @@
-"""Trace files as they are published: which shape a file has, and the trace that it holds."""
+"""Trace files as they are published: which shape a file has, and the trace that it holds.
+
+A new shape is a reader in `mambackpt.replay.formats`, the field that gives it away in `_SIGNS`, and
+its name in `LAYOUTS` and `_reader`.
+"""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -849,7 +849,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[2].startswith("the public trace that it is modelled on: 38.5 % follow-ups")
     assert len(lines) == 4 + 4
     assert lines[4].split()[0] == "last+junction"
-    assert lines[7].split()[:2] == ["interval(4096)", "1024"]
+    assert lines[7].split()[:2] == ["interval(4096)", "1,024"]
 
 
 def test_the_command_compares_rules_where_none_is_given(capsys: pytest.CaptureFixture[str]) -> None:

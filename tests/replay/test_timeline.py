@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from mambackpt.errors import CheckpointError
 from mambackpt.models import PRESETS
-from mambackpt.replay import generate_agents, generate_chat, interleave, replay, timeline_json
+from mambackpt.replay import (
+    Case,
+    generate_agents,
+    generate_chat,
+    interleave,
+    plain,
+    replay,
+    timeline_json,
+)
 from mambackpt.replay.command import main
 
 GB = 10**9
@@ -89,6 +97,35 @@ def test_the_slices_and_counters_add_up_to_the_replay(
         assert blocks == len({block for i in range(requests) for block in ours.blocks(i)})
 
 
+@pytest.mark.parametrize("state_pool", [None, GB])
+@pytest.mark.parametrize("eviction", ["lru", "thinning", "supersede"])
+def test_what_is_told_to_be_held_is_what_the_pool_holds(
+    eviction: str, state_pool: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[Any] = []
+
+    class Watched(plain._PlainPool):
+        def __init__(self, case: Case) -> None:
+            super().__init__(case)
+            pools.append(self)
+
+    monkeypatch.setattr(plain, "_PlainPool", Watched)
+    case = Case.of(
+        interleave(generate_chat(60), 6), "last+junction", block=512, model="qwen3-next",
+        pool_bytes=4 * GB, state_pool_bytes=state_pool, eviction=eviction,
+    )  # fmt: skip
+
+    def check(kept: plain.Kept) -> None:
+        [pool] = pools
+        assert kept.states == sum(key < 0 for key in pool.states)
+        assert kept.blocks == sum(key >= 0 for key in pool.blocks)
+        bytes_held = kept.blocks * case.block_bytes + kept.states * case.state_bytes
+        assert bytes_held == pool.used + pool.state_used
+
+    plain.replay_plainly(case, plain.expand_rows(case.trace), check)
+    assert len(pools) == 1
+
+
 def test_a_conversation_is_a_track_with_its_requests_in_order() -> None:
     trace = interleave(generate_agents(60), 3)
     _, events = read_events(timeline_json(trace, "interval(4096)", block=512))
@@ -122,7 +159,10 @@ def test_the_command_writes_a_timeline_beside_its_table(
         (["--timeline", "{tmp}"], "is a folder"),
         (["--timeline", "{tmp}/no/t.json"], "which is no folder"),
         (["--out", "{tmp}/no/t.csv"], "which is no folder"),
-        (["--timeline", "{tmp}/t.json", "--rule", "all,last"], "2 rules, 1 blocks and 1 pools"),
+        (
+            ["--timeline", "{tmp}/t.json", "--rule", "all,last"],
+            "there are 2; .*all, last at 512",
+        ),
     ],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_any_work(
@@ -165,9 +205,12 @@ def test_notes_stand_above_the_table(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["chat:30", "--block", "512,528", "--live", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     notes = [line for line in lines if line.startswith("note: ")]
-    assert len(notes) == 2
+    assert len(notes) == 3
     assert "4 conversations are live" in notes[0]
     assert "lower bound" in notes[1]
+    assert notes[2].endswith("with --grain 16 the reuse told is exact")
+    assert main(["chat:30", "--block", "512,528", "--grain", "16"]) == 0
+    assert "note: " not in capsys.readouterr().out
 
 
 def test_an_engines_replay_names_its_trace_as_the_others_do(
