@@ -17,20 +17,20 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", start=1)}
 
 
-def whole_number(option: str, text: str, *, least: int = 1) -> int:
+def whole_number(option: str, text: str, *, least: int = 1, example: int = 1000) -> int:
     """Return the number that an option was given.
 
     >>> whole_number("--seed", "2,000", least=0)
     2000
 
     Thousands may be separated. Raises CheckpointValueError for anything below ``least``, and for
-    what is no whole number.
+    what is no whole number; ``example`` is what it says to try.
     """
     digits = text.strip().replace(",", "").replace("_", "")
     if not digits.isdecimal() or int(digits) < least:
         raise CheckpointValueError(
             f"{option} is {text!r}; expected a whole number of at least {least}. "
-            f"Try {option} {max(least, 1000)}."
+            f"Try {option} {max(least, example)}."
         )
     return int(digits)
 
@@ -118,7 +118,7 @@ def checked_output(option: str, file: str | Path) -> Path:
         what = "is a folder"
     elif not folder.is_dir():
         what = f"lies in {folder}, which is no folder"
-    elif not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+    elif (path.exists() and not os.access(path, os.W_OK)) or not _takes_files(path):
         what = "cannot be written"
     if what:
         raise CheckpointValueError(
@@ -128,6 +128,20 @@ def checked_output(option: str, file: str | Path) -> Path:
     return path
 
 
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def _takes_files(path: Path) -> bool:
+    """Whether a draft can be made beside this file."""
+    try:
+        _draft_of(path).touch()
+        _draft_of(path).unlink()
+    except OSError:
+        return False
+    return True
+
+
 def write_whole(file: str | Path, text: str) -> None:
     """Write a file whole or not at all: under another name first, beside it.
 
@@ -135,7 +149,7 @@ def write_whole(file: str | Path, text: str) -> None:
     cannot be written.
     """
     path = Path(file)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = _draft_of(path)
     try:
         draft.write_text(text)
         draft.replace(path)

@@ -136,8 +136,8 @@ def _trace_for(trace: Trace, block: int) -> Trace:
     """The trace in blocks that this block is a multiple of; sharing stays what is known of it."""
     grain = gcd(block, trace.grain)
     if trace.size * (trace.grain // grain) > _MOST_BLOCKS:
-        least = trace.grain // (_MOST_BLOCKS // trace.size or 1)
-        step = next(n for n in range(max(least, 1), trace.grain + 1) if trace.grain % n == 0)
+        least = -(-trace.grain // (_MOST_BLOCKS // trace.size or 1))
+        step = next(n for n in range(least, trace.grain + 1) if trace.grain % n == 0)
         raise CheckpointValueError(
             f"block is {block} and the trace's blocks have {trace.grain} tokens: both are whole "
             f"only in blocks of {grain}, too many for this trace; expected a multiple of {step}. "

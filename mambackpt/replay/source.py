@@ -32,7 +32,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     add("trace", help="a trace file or folder, or a generator, as in chat:2000")
     add("--layout", choices=LAYOUTS, help="of the file [from its first record]")
     add("--grain", help="tokens per block of the trace [its layout's, or its generator's]")
-    add("--seed", default="0", help="of a generator")
+    add("--seed", help="of a generator [0]")
     add("--live", metavar="N", help="conversations at once, turn by turn [the trace's own order]")
     add("--tokenizer", metavar="PATH", help="tokenizer.json for texts [words, an estimate]")
 
@@ -42,9 +42,9 @@ def trace_of(options: argparse.Namespace) -> tuple[Trace, TraceStatistics | None
     return open_trace(
         options.trace,
         layout=options.layout,
-        grain=None if options.grain is None else whole_number("--grain", options.grain),
-        seed=whole_number("--seed", options.seed, least=0),
-        live=None if options.live is None else whole_number("--live", options.live),
+        grain=None if options.grain is None else whole_number("--grain", options.grain, example=16),
+        seed=None if options.seed is None else whole_number("--seed", options.seed, least=0),
+        live=None if options.live is None else whole_number("--live", options.live, example=8),
         tokenizer=options.tokenizer,
     )
 
@@ -54,7 +54,7 @@ def open_trace(
     *,
     layout: str | None = None,
     grain: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     live: int | None = None,
     tokenizer: str | None = None,
 ) -> tuple[Trace, TraceStatistics | None]:
@@ -66,13 +66,22 @@ def open_trace(
 
     A generator stands with its numbers (tokens, requests); what is none is a path, which
     `load_trace` reads. ``live`` conversations are held at once, where it is given. Raises
-    CheckpointValueError for what cannot be read or made.
+    CheckpointValueError for what cannot be read or made, and for what would not be heeded: a layout
+    or a tokenizer for a generator, a seed for a file.
     """
     kind, sized, numbers = words.partition(":")
     known = {**GENERATORS, **LOADS}
     public = None
+    generated = kind in known and not Path(words).exists()
+    ignored = {"--layout": layout, "--tokenizer": tokenizer} if generated else {"--seed": seed}
+    for option, value in ignored.items():
+        if value is not None:
+            raise CheckpointValueError(
+                f"{option} is given and {words} is a {'generator' if generated else 'file'}; "
+                f"expected it with a {'file' if generated else 'generator'}. Try leaving it out."
+            )
     try:
-        if kind in known and not Path(words).exists():
+        if generated:
             if kind == "lengths" and not numbers.strip():
                 raise CheckpointValueError(
                     f"{words} names no file; expected one with lengths. "
@@ -81,7 +90,7 @@ def open_trace(
             told = _numbers(kind, known[kind], numbers) if sized else {}
             if grain is not None:
                 told.setdefault("grain", grain)
-            trace = known[kind](**{"seed": seed, **told})
+            trace = known[kind](**{"seed": seed or 0, **told})
             public = PUBLIC_STATISTICS.get(kind)
         else:
             trace = load_trace(words, layout=layout, grain=grain, tokenizer=tokenizer)

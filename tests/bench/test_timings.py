@@ -322,5 +322,5 @@ def test_an_engine_s_timing_that_differs_is_refused(monkeypatch: pytest.MonkeyPa
         return made if plainly else dataclasses.replace(made, reused=made.reused + 1)
 
     monkeypatch.setattr(replays, "replay_engine", wrong)
-    with pytest.raises(CheckpointValueError, match="llama.cpp disagree on chat:20"):
+    with pytest.raises(CheckpointValueError, match=r"llama\.cpp disagree on chat:20"):
         next(replays.time_engines(generate_chat(20), ["llama.cpp"]))

@@ -128,6 +128,10 @@ def test_a_block_that_cuts_a_trace_too_fine_is_refused_with_one_that_does_not(
     with pytest.raises(CheckpointValueError, match=r"expected a multiple of 16. Try 544\.") as e:
         replay(trace, "last", block=529)
     assert "block is 529" in str(e.value)
+    monkeypatch.setattr(cases, "_MOST_BLOCKS", trace.size * 31)
+    with pytest.raises(CheckpointValueError, match=r"expected a multiple of 32. Try 544\."):
+        replay(trace, "last", block=528)
+    assert replay(trace, "last", block=544).block == 544
 
 
 def test_the_best_positions_are_found_between_the_blocks_too() -> None:

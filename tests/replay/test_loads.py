@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,6 +214,21 @@ def test_a_generators_numbers_are_those_of_its_function(kind: str) -> None:
 def test_words_that_name_no_trace_are_refused(words: str, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         open_trace(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "message"),
+    [
+        ("chat:30", {"layout": "mooncake"}, "--layout is given and chat:30 is a generator"),
+        ("chat:30", {"tokenizer": "x"}, "--tokenizer is given and chat:30 is a generator"),
+        ("t.jsonl", {"seed": 0}, r"--seed is given and t\.jsonl is a file"),
+    ],
+)
+def test_an_option_that_would_not_be_heeded_is_refused(
+    words: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointValueError, match=message):
+        open_trace(words, **options)
 
 
 def test_a_share_of_lengths_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class Line:
             raise self.error(field, f"{ids!r:.60}", "whole numbers from 0 to 2**64 - 1", _HASHES)
         if len(ids) not in counts:
             expected = f"{' or '.join(map(str, counts))}, one for each block of the prompt"
-            hint = "grain= with the tokens of a block"
+            hint = "another grain: the tokens of a block"
             raise self.error(field, f"{len(ids)} ids", expected, hint)
         return ids
 
