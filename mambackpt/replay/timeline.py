@@ -59,10 +59,10 @@ def _events(case: Case, reused: list[int], kept: list[Kept]) -> Iterator[Event]:
     trace = case.trace
     tracks = trace.conversation.tolist()
     title = f"{case.rule.name} at block {case.sizes.block:,}: {AXIS}"
-    yield _name("process_name", 0, title)
+    yield _name("process_name", -1, title)
     for track in dict.fromkeys(tracks):
         told = f"conversation {track:,}" if track >= 0 else "requests of no known conversation"
-        yield _name("thread_name", track + 1, told)
+        yield _name("thread_name", track, told)
     prompts, outputs = trace.prompt.tolist(), trace.output.tolist()
     arrivals = trace.arrival.tolist()
     start = 0
@@ -91,12 +91,13 @@ def _counters(case: Case, left: Kept, at: int) -> Iterator[Event]:
 
 
 def _event(phase: str, name: str, track: int, at: int) -> Event:
-    return {"ph": phase, "name": name, "pid": _PROCESS, "tid": track + 1, "ts": at}
+    # Perfetto keeps thread 0 for itself; conversations count from 0, -1 is none.
+    return {"ph": phase, "name": name, "pid": _PROCESS, "tid": track + 2, "ts": at}
 
 
 def _slice(name: str, track: int, at: int, tokens: int, about: dict[str, Any]) -> Event:
     return _event("X", name, track, at) | {"dur": tokens, "cat": "prefill", "args": about}
 
 
-def _name(kind: str, thread: int, text: str) -> Event:
-    return _event("M", kind, thread - 1, 0) | {"args": {"name": text}}
+def _name(kind: str, track: int, text: str) -> Event:
+    return _event("M", kind, track, 0) | {"args": {"name": text}}

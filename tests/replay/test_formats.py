@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mambackpt.errors import CheckpointError, CheckpointValueError
 from mambackpt.replay import Trace, load_trace, open_trace, replay, trace_from_tokens
+from mambackpt.replay.trace import TraceRows
 
 
 def written(path: Path, *records: object, name: str = "t.jsonl") -> Path:
@@ -89,15 +92,27 @@ def test_a_block_that_comes_twice_in_a_prompt_is_chained_too(tmp_path: Path) -> 
     assert trace.shared.tolist() == [0, 2]
 
 
-def test_chaining_gives_the_sharing_that_the_tokens_have(tmp_path: Path) -> None:
+@given(st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=9))
+def test_chaining_gives_the_sharing_that_the_tokens_have(texts: list[list[int]]) -> None:
     """Blocks named by their content alone, against the prompts that they are cut from."""
-    texts = [[1, 2, 1, 2, 3, 3], [1, 2, 3, 3, 1, 2], [1, 2, 1, 2, 1, 2], [3, 3, 1, 2], [1, 2, 1, 2]]
-    rows = [
-        row(len(text), [10 * text[at] + text[at + 1] for at in range(0, len(text), 2)])
-        for text in texts
-    ]
-    trace = load_trace(written(tmp_path, *rows), grain=2)
-    assert trace.shared.tolist() == trace_from_tokens(texts, grain=2).shared.tolist()
+    texts = [[7, *text] for text in texts]
+    rows = TraceRows("t", 2)
+    for text in texts:
+        ids = [10 * text[at] + text[at + 1] for at in range(0, len(text) - 1, 2)]
+        rows.add(0.0, len(text), 0, ids=ids)
+    rows.chain()
+    trace, truth = rows.link(), trace_from_tokens(texts, grain=2)
+    assert trace.shared.tolist() == truth.shared.tolist()
+    assert rows_of(trace) == rows_of(truth)
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_files_of_other_editors_are_read(tmp_path: Path, name: str) -> None:
+    """A mark at the beginning, and two characters at each line's end."""
+    text = "\ufeff" + "\r\n".join(json.dumps(row(512, [n])) for n in range(3)) + "\r\n\r"
+    assert len(load_trace(written(tmp_path, text, name=name))) == 3
+    pretty = "\ufeff" + json.dumps(row(512, [0]), indent=1)
+    assert len(load_trace(written(tmp_path, pretty, name=name))) == 1
 
 
 # --- Claude Code and AgentX -----------------------------------------------------------------------
@@ -301,11 +316,11 @@ def test_with_a_tokenizer_texts_are_tokens(tmp_path: Path) -> None:
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.save(str(tmp_path / "tokenizer.json"))
     path = written(tmp_path, {"messages": [{"role": "user", "content": "a b a b"}]})
-    for given in (tmp_path, tmp_path / "tokenizer.json"):
-        trace = load_trace(path, tokenizer=given, grain=1)
+    for where in (tmp_path, tmp_path / "tokenizer.json"):
+        trace = load_trace(path, tokenizer=where, grain=1)
         assert trace.prompt.tolist() == [5]
         assert trace.name == "t.jsonl"
-        assert trace.notes == (f"tokens of {given.name}, without what a chat template adds",)
+        assert trace.notes == (f"tokens of {where.name}, without what a chat template adds",)
     with pytest.raises(CheckpointValueError, match=r"--tokenizer .*nowhere cannot be read"):
         load_trace(path, tokenizer=tmp_path / "nowhere")
 

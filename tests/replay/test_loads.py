@@ -1,6 +1,7 @@
 """Loads with given numbers, conversations turn by turn, and how a command names a trace."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +141,34 @@ def test_as_many_conversations_are_live_as_asked_for_and_each_keeps_its_order(
     assert after.shared.sum() == before.shared.sum()
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.lists(st.integers(0, 1), min_size=1, max_size=9)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 5),
+)
+def test_what_is_shared_after_interleaving_is_what_the_prompts_in_that_order_share(
+    turns: list[tuple[int, list[int]]], live: int
+) -> None:
+    prompts, chats = [text for _, text in turns], [chat for chat, _ in turns]
+    trace = replace(trace_from_tokens(prompts, grain=2), conversation=np.array(chats))
+    numbered = replace(trace, output=np.arange(len(turns)))
+    after = interleave(numbered, live)
+    truth = trace_from_tokens([prompts[i] for i in after.output], grain=2)
+    assert sorted(after.output.tolist()) == [*range(len(turns))]
+    assert after.shared.tolist() == truth.shared.tolist()
+    assert after.splits.tolist() == truth.splits.tolist()
+    assert replay(after, "last", block=2).reused.tolist() == (
+        replay(truth, "last", block=2).reused.tolist()
+    )
+
+
 def test_turns_go_round_and_the_next_conversation_takes_an_ended_ones_place() -> None:
     numbers = [0, 0, 0, 1, 2, 2, 3]
     trace = trace_from_tokens([[n, at] * 8 for at, n in enumerate(numbers)])
-    object.__setattr__(trace, "conversation", np.array(numbers))
+    trace = replace(trace, conversation=np.array(numbers))
     assert interleave(trace, 2).conversation.tolist() == [0, 1, 0, 2, 0, 2, 3]
     assert interleave(trace, 9).conversation.tolist() == [0, 1, 2, 3, 0, 2, 0]
 

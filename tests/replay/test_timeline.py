@@ -19,6 +19,7 @@ from mambackpt.replay import (
     plain,
     replay,
     timeline_json,
+    trace_from_tokens,
 )
 from mambackpt.replay.command import main
 
@@ -39,6 +40,7 @@ def read_events(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     for event in document["traceEvents"]:
         assert {"name", "ph", "pid", "tid", "ts"} <= set(event)
         assert type(event["pid"]) is type(event["tid"]) is int
+        assert min(event["pid"], event["tid"]) > 0, "thread 0 is the idle one"
         assert type(event["ts"]) in (int, float)
         assert event["ts"] >= 0
         kind = event["ph"]
@@ -97,6 +99,14 @@ def test_the_slices_and_counters_add_up_to_the_replay(
         assert blocks == len({block for i in range(requests) for block in ours.blocks(i)})
 
 
+def test_requests_of_no_conversation_share_a_track_and_bytes_need_a_model() -> None:
+    _, events = read_events(timeline_json(trace_from_tokens([[7] * 40] * 3), "last", block=16))
+    [track] = [e for e in events if e["name"] == "thread_name"]
+    assert track["args"]["name"] == "requests of no known conversation"
+    assert {e["tid"] for e in events} == {track["tid"]}
+    assert {e["name"] for e in events if e["ph"] == "C"} == {"states held"}
+
+
 @pytest.mark.parametrize("state_pool", [None, GB])
 @pytest.mark.parametrize("eviction", ["lru", "thinning", "supersede"])
 def test_what_is_told_to_be_held_is_what_the_pool_holds(
@@ -130,9 +140,9 @@ def test_a_conversation_is_a_track_with_its_requests_in_order() -> None:
     trace = interleave(generate_agents(60), 3)
     _, events = read_events(timeline_json(trace, "interval(4096)", block=512))
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert names == {chat + 1: f"conversation {chat}" for chat in trace.conversation.tolist()}
+    assert names == {chat + 2: f"conversation {chat}" for chat in trace.conversation.tolist()}
     for chat in set(trace.conversation.tolist()):
-        asked = [e for e in events if e["ph"] == "X" and e["tid"] == chat + 1]
+        asked = [e for e in events if e["ph"] == "X" and e["tid"] == chat + 2]
         numbers = list(dict.fromkeys(e["args"]["request"] for e in asked))
         assert numbers == [i for i, c in enumerate(trace.conversation.tolist()) if c == chat]
     starts = [int(trace.prompt[:i].sum()) for i in range(60)]
