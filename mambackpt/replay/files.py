@@ -65,8 +65,9 @@ def load_trace(
     * "sharegpt": ``conversations`` of ``from`` and ``value``.
     * "tokens": lists of token ids.
 
-    Texts are cut into words and marks, one for a token, which the trace's name and notes call an
-    estimate; with ``tokenizer``, the path of a tokenizer.json, they are tokens. Ids that name a
+    Texts are cut into words and marks, one for a token (or for as many as ``usage`` has it for the
+    whole file), which the trace's name and notes call an estimate; with ``tokenizer``, the path of
+    a tokenizer.json, they are tokens. Ids that name a
     block's own content instead of the whole prefix are chained, and the notes say so. ``grain``
     (tokens per block) overrides the layout's. Raises CheckpointValueError with file, line and field
     for malformed input, FileNotFoundError for no file; nothing half-read is returned.
@@ -78,7 +79,7 @@ def load_trace(
         checked_int("grain", grain)
     rows: TraceRows | None = None
     take: Callable[[Line, Any], None] | None = None
-    notes: Callable[[], list[str]] = list
+    finish: Callable[[], list[str]] = list
     for line, record in read_records(path):
         if rows is None or take is None:
             kind = layout or _layout_of(path, line, record)
@@ -90,13 +91,14 @@ def load_trace(
                 )
             words = None if tokenizer is None else Path(tokenizer)
             reader = _reader(rows, kind, subagents, duplicates, words)
-            take, notes = reader.take, reader.notes
+            take, finish = reader.take, reader.finish
         take(line, record)
+    notes = finish()
     if rows is None or not len(rows.prompt):
         raise CheckpointValueError(
             f"{path.name} is empty; expected at least one request. Try another file."
         )
-    return _linked(rows, path, notes())
+    return _linked(rows, path, notes)
 
 
 def _reader(

@@ -470,12 +470,17 @@ class BlockNumbers:
 
     def blocks(self, tokens: Sequence[int], grain: int) -> list[int]:
         """Return the number of each full block of a prompt."""
+        return self.between(tokens, range(grain, len(tokens) + 1, grain))
+
+    def between(self, tokens: Sequence[int], ends: Iterable[int]) -> list[int]:
+        """Return the number of each block, of which ``ends`` says where it ends."""
         ids: list[int] = []
-        before = -1
-        for start in range(0, len(tokens) - grain + 1, grain):
-            key = (before, tuple(tokens[start : start + grain]))
+        before, start = -1, 0
+        for end in ends:
+            key = (before, tuple(tokens[start:end]))
             before = self._known.setdefault(key, len(self._known))
             ids.append(before)
+            start = end
         return ids
 
 

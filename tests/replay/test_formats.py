@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mambackpt.errors import CheckpointError, CheckpointValueError
 from mambackpt.replay import Trace, load_trace, open_trace, replay, trace_from_tokens
+from mambackpt.replay.formats import Line, MessageReader
 from mambackpt.replay.trace import TraceRows
 
 
@@ -209,7 +210,7 @@ def test_a_list_of_token_lists_is_one_prompt_each(tmp_path: Path) -> None:
 # --- texts ----------------------------------------------------------------------------------------
 
 SYSTEM = {"role": "system", "content": "You help. " * 20}
-ESTIMATE = "an estimate: words and marks stand for tokens (exact with --tokenizer)"
+ESTIMATE = "an estimate: words and marks count as tokens (--tokenizer is exact)"
 
 
 def asked(*texts: str) -> list[dict[str, Any]]:
@@ -217,7 +218,7 @@ def asked(*texts: str) -> list[dict[str, Any]]:
 
 
 def test_openai_requests_share_what_their_messages_share(tmp_path: Path) -> None:
-    usage = {"prompt_tokens": 130, "completion_tokens": 9}
+    usage = {"prompt_tokens": 126, "completion_tokens": 9}
     records = [
         {"model": "m", "messages": asked("one"), "usage": usage},
         {"custom_id": "b", "body": {"messages": asked("one", "two")}},
@@ -225,14 +226,35 @@ def test_openai_requests_share_what_their_messages_share(tmp_path: Path) -> None
         {"payload": {"messages": asked("one")}, "output_length": 7, "session_id": "s"},
     ]
     trace = load_trace(written(tmp_path, *records))
-    # "system", then three pieces twenty times, then "user" and a word.
-    assert trace.prompt.tolist() == [63, 65, 63, 63]
-    assert trace.message.tolist() == [61, 63, 61, 61]
+    # "system", then three pieces twenty times, then "user" and a word: 63, of 2 tokens each.
+    assert trace.prompt.tolist() == [126, 130, 126, 126]
+    assert trace.message.tolist() == [122, 126, 122, 122]
     assert trace.output.tolist() == [9, 0, 9, 7]
-    assert trace.shared.tolist() == [0, 3, 3, 3]
+    assert trace.shared.tolist() == [0, 7, 7, 7]
     assert trace.conversation.tolist() == [-1, -1, -1, 0]
-    ratio = f"the file's usage counts {260 / 126:.2f} times as many prompt tokens"
-    assert trace.notes == (ESTIMATE, ratio)
+    [note] = trace.notes
+    told = ESTIMATE.replace(" (", ", 2.00 each as the file's usage has it (")
+    assert note == told
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 40))
+def test_an_estimate_keeps_the_sharing_and_adds_up_to_the_usage(
+    told: int, more: int, grain: int
+) -> None:
+    """Whatever a word counts, equal prefixes are shared and as long in every prompt."""
+    rows = TraceRows("t", grain)
+    reader = MessageReader(rows, None)
+    texts = ["a b c d e f g h i j", "a b c d e f g h i j k l", "a b x", "a b c d e f g h i j"]
+    for text, tokens in zip(texts, (told, more, 1, told), strict=True):
+        usage = {"prompt_tokens": tokens, "completion_tokens": 1}
+        reader.take(Line(Path("t"), 1), {"text_input": text, "usage": usage})
+    reader.finish()
+    trace, words, total = rows.link(), [10, 12, 3, 10], 2 * told + more + 1
+    assert trace.prompt.tolist() == [max(n * total // 35, 1) for n in words]
+    assert sum(words) * total / 35 - 4 < trace.prompt.sum() <= max(total, 4)
+    assert trace.shared[3] == trace.length[0]
+    assert trace.shared[1] == trace.length[0]
+    assert trace.shared[2] <= 2 * total // 35 // grain
 
 
 def test_an_estimate_is_called_so_wherever_the_trace_is_told(tmp_path: Path) -> None:

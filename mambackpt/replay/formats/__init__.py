@@ -1,7 +1,8 @@
 """The shapes in which traces are published: one file a family, each a reader of its records.
 
-A reader's ``take(line, record)`` appends a record's requests to `TraceRows`; ``notes()`` says how
-they were read. `mambackpt.replay.files` finds the reader of a file.
+A reader's ``take(line, record)`` appends a record's requests to `TraceRows`, or does so when
+``finish()`` is called, which says how they were read. `mambackpt.replay.files` finds a file's
+reader.
 """
 
 from mambackpt.replay.formats.conversations import ConversationReader

@@ -22,8 +22,8 @@ class ConversationReader:
         self.copies: set[bytes] = set()  # digests of the conversations read so far
         self.offset = self.number = 0
 
-    def notes(self) -> list[str]:
-        """How the conversations were read."""
+    def finish(self) -> list[str]:
+        """Say how the conversations were read."""
         return []
 
     def take(self, line: Line, record: Any) -> None:

@@ -39,8 +39,8 @@ class ListedReader:
             line=line.number,
         )
 
-    def notes(self) -> list[str]:
-        """How the rows were read."""
+    def finish(self) -> list[str]:
+        """Say how the rows were read."""
         return ["a turn's delay counts from the arrival of the turn before"] * self.sessions
 
     def _chat(self, line: Line, record: dict[str, Any]) -> tuple[int, float]:
