@@ -12,6 +12,7 @@ COMMANDS = {
     "figures": ("figures.command", "draw the design-review figures as SVG and PDF"),
     "why": ("why", "where a checkpoint lands for one query, or why nowhere"),
     "size": ("models.command", "state and block sizes of a model or a config.json"),
+    "log": ("models.log_command", "what the boot log of an engine tells"),
     "replay": ("replay.command", "replay a request trace under placement rules"),
     "lockstep": ("engine.command", "check every key against the state it promises"),
     "conformance": ("conformance.command", "hold the kit to running engines, and them to it"),

@@ -25,7 +25,7 @@ IMPORTS: dict[str, set[str]] = {
     "kernels": set(),
     "geometry": {"errors"},
     "course": {"engine", "errors"},
-    "models": {"errors"},
+    "models": {"cli", "errors"},
     "planner": {"errors", "geometry"},
     "__main__": {"errors"},
     "cli": {"errors"},

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,11 @@ class _Config:
         else:
             return None, None
         return layers - attends, attends
+
+    def draft_layers(self) -> int:
+        """Count the layers that draft tokens, 0 where the config names none."""
+        names = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+        return next((self.size(n) for n in names if self.fields.get(n)), 0)
 
     def attention(self) -> GroupedAttention:
         heads = self.size("num_attention_heads")
@@ -157,6 +163,11 @@ _FAMILIES: dict[str, Callable[[_Config], _Layers]] = {
 }
 
 
+_PURE = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
+# How the names of fields begin that only a model with recurrent layers has.
+_RECURRENT_FIELDS = ("linear_", "mamba", "ssm_", "conv_L_", "layers_block_type", "rwkv", "lru_")
+
+
 def from_config(config: object, **serving: Any) -> HybridModel:
     """Return the model that a config.json describes: a mapping, a path, or a config object.
 
@@ -164,23 +175,18 @@ def from_config(config: object, **serving: Any) -> HybridModel:
     ...     "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
     ...     "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     ...     "linear_conv_kernel_dim": 4})
-    >>> model.block_size()
-    544
+    >>> model.block_size(), model.notes[0]
+    (544, "recurrent state bf16: the config names no dtype, and this is the engine's default")
 
-    ``serving`` gives what the config does not know (``ranks``, ``spec``, ``kv_dtype``, ...). The
-    recurrent dtype is the config's own, or the engine's default for the family; window and
-    attention cache are 16 bits wide, as engines cast wider weights. Raises CheckpointValueError for
-    an unknown family or a missing field, CheckpointTypeError otherwise.
+    A path may be a file, a folder with a config.json, or a model's folder in the cache of Hugging
+    Face. ``serving`` gives what the config does not know (``ranks``, ``spec``, ``kv_dtype``, ...).
+    The recurrent dtype is the config's own, or the engine's default for the family; window and
+    attention cache are 16 bits wide, as engines cast wider weights; what was assumed is in
+    ``notes``. Raises CheckpointValueError for an unknown family, for a model without recurrent
+    layers and for a missing field, CheckpointTypeError otherwise.
     """
     if isinstance(config, str | Path):
-        path = Path(config)
-        try:
-            config = json.loads(path.read_text())
-        except (OSError, ValueError) as error:  # no file, no text, no JSON
-            raise CheckpointValueError(
-                f"{path} cannot be read as a config ({error}); expected a model's config.json. "
-                f"Try a path, or one of the presets: {', '.join(PRESETS)}."
-            ) from error
+        config = _read(Path(config))
     elif hasattr(config, "to_dict"):
         config = config.to_dict()
     if not isinstance(config, Mapping):
@@ -189,21 +195,22 @@ def from_config(config: object, **serving: Any) -> HybridModel:
             "with to_dict(). Try json.load(open('config.json'))."
         )
     read = _Config(config)
-    hint = "Try HybridModel(name, recurrent layer, attention) for another family."
-    family = checked_choice("model_type", read.kind, _FAMILIES, hint=hint)
-    recurrent, attention = _FAMILIES[family](read)
-    # Engine defaults: Nemotron-H and KDA keep an fp32 state, the other families the model's dtype.
-    default = "fp32" if read.kind in ("nemotron_h", "kimi_linear") else "bf16"
-    dtype = read.fields.get("mamba_ssm_cache_dtype") or read.fields.get("mamba_ssm_dtype")
+    recurrent, attention = _layers_of(read)
     recurs, attends = read.count_layers()
+    dtype, notes = _recurrent_dtype(read, serving)
+    drafts = read.draft_layers() if serving.get("spec") else 0
+    if drafts and attends is not None:
+        attends += drafts
+        notes.append(f"assumed: {drafts} draft layers attend, and cache as the others do")
     model = HybridModel(
         str(read.fields.get("_name_or_path") or read.kind),
         recurrent,
         attention,
         "config.json",
-        str(dtype or default),
+        dtype,
         recurrent_layers=recurs,
         attention_layers=attends,
+        notes=tuple(notes),
     )
     try:
         return replace(model, **serving)
@@ -211,3 +218,65 @@ def from_config(config: object, **serving: Any) -> HybridModel:
         raise CheckpointTypeError(
             f"{error}; expected fields of HybridModel. Try ranks, spec, kv_dtype, recurrent_dtype."
         ) from error
+
+
+def _read(path: Path) -> object:
+    """The config that lies at a path: a file, a folder, or a model's folder in a cache."""
+    given = path
+    if path.is_dir():
+        revisions = sorted((path / "snapshots").glob("*/config.json"))
+        main = path / "refs" / "main"
+        if main.is_file():
+            named = path / "snapshots" / main.read_text().strip() / "config.json"
+            revisions = [named] if named.is_file() else revisions
+        path = revisions[-1] if revisions else path / "config.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:  # no file, no text, no JSON
+        close = get_close_matches(str(given), PRESETS, 1, cutoff=0.6)
+        hint = f"the preset {close[0]!r}" if close else f"a preset: {', '.join(PRESETS)}"
+        raise CheckpointValueError(
+            f"{given} cannot be read as a config ({error}); expected a model's config.json, a "
+            f"folder with one, or a preset. Try {hint}."
+        ) from error
+
+
+def _layers_of(read: _Config) -> _Layers:
+    """The layers of a family, or why there are none."""
+    if read.kind in _FAMILIES:
+        return _FAMILIES[read.kind](read)
+    if read.kind in _PURE:
+        raise CheckpointValueError(
+            f"a {read.kind!r} model has no attention layer, so no attention page sets its block; "
+            "expected a hybrid model. Try HybridModel with the layers of your own."
+        )
+    kinds = {*(read.fields.get("layer_types") or ())}
+    recurs = any(str(name).startswith(_RECURRENT_FIELDS) for name in read.fields)
+    if read.fields.get("num_attention_heads") and not recurs and not kinds & _RECURRENT_WORDS:
+        raise CheckpointValueError(
+            f"in a {read.kind!r} model every layer attends and nothing recurrent is there: its "
+            "cache can be cut at any token and needs no checkpoint; expected a hybrid model. "
+            f"Try one of {', '.join(_FAMILIES)}."
+        )
+    hint = "Try HybridModel(name, recurrent layer, attention) for another family."
+    checked_choice("model_type", read.kind, _FAMILIES, hint=hint)
+    raise AssertionError("unreachable")
+
+
+def _recurrent_dtype(read: _Config, serving: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The dtype of the recurrent state, and where it and the other dtypes come from."""
+    notes = []
+    named = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+    field = next((name for name in named if read.fields.get(name)), None)
+    # Engine defaults: Nemotron-H and KDA keep an fp32 state, the other families the model's dtype.
+    dtype = "fp32" if read.kind in ("nemotron_h", "kimi_linear") else "bf16"
+    if field:
+        dtype = str(read.fields[field])
+    if "recurrent_dtype" not in serving:
+        why = f"as {field} says" if field else (
+            "the config names no dtype, and this is the engine's default"
+        )  # fmt: skip
+        notes.append(f"recurrent state {dtype}: {why}")
+    if "kv_dtype" not in serving:
+        notes.append("attention cache bf16: assumed, an engine's own unless it is told another")
+    return dtype, notes
