@@ -58,9 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _swept(args: argparse.Namespace, trace: Trace, points: Points) -> Sweep:
+def _swept(trace: Trace, points: Points, jobs: int) -> Sweep:
     rules, blocks, pools, options = points
-    jobs = whole_number("--jobs", args.jobs)
     with ProcessPoolExecutor(jobs) if jobs > 1 else nullcontext() as executor:
         return sweep(trace, rules, blocks, pools, executor, **options)
 
@@ -100,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
     for option, file in (("--out", args.out), ("--timeline", args.timeline)):
         if file:
             checked_output(option, file)
-    points = _points(args)
+    points, jobs = _points(args), whole_number("--jobs", args.jobs, example=2)
     if args.timeline:
         _check_one(*points[:3])
     trace, public = trace_of(args)
@@ -108,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
         rules, blocks, pools, options = points
         one: Options = {**options, "pool_bytes": pools[0]}
         write_whole(args.timeline, timeline_json(trace, rules[0], block=blocks[0], **one))
-    swept = _swept(args, trace, points)
+    swept = _swept(trace, points, jobs)
     told = _told(args, trace, public, swept)
     if args.out and not swept.missing:
         write_whole(args.out, told + "\n")
