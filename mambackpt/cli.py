@@ -142,21 +142,22 @@ def _takes_files(path: Path) -> bool:
     return True
 
 
-def write_whole(file: str | Path, text: str) -> None:
+def write_whole(file: str | Path, content: str | bytes) -> None:
     """Write a file whole or not at all: under another name first, beside it.
 
     A run that is interrupted leaves the file as it was before. Raises CheckpointValueError where it
     cannot be written.
     """
     path = Path(file)
+    whole = content.encode() if isinstance(content, str) else content
     draft = _draft_of(path)
     try:
-        draft.write_text(text)
+        draft.write_bytes(whole)
         draft.replace(path)
     except OSError as error:
         raise CheckpointValueError(
             f"{path} cannot be written ({error.strerror}); expected a place with room for "
-            f"{len(text):,} bytes. Try another folder."
+            f"{len(whole):,} bytes. Try another folder."
         ) from error
     finally:
         draft.unlink(missing_ok=True)

@@ -27,6 +27,7 @@ IMPORTS: dict[str, set[str]] = {
     "course": {"engine", "errors"},
     "models": {"cli", "errors"},
     "planner": {"errors", "geometry"},
+    "site": {"cli", "errors"},
     "__main__": {"errors"},
     "cli": {"errors"},
     "why": {"geometry", "planner"},
