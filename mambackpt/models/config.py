@@ -227,8 +227,8 @@ def from_config(config: object, **serving: Any) -> HybridModel:
         config = config.to_dict()
     if not isinstance(config, Mapping):
         raise CheckpointTypeError(
-            f"the config is of type {type(config).__name__}; expected a mapping, a path or an object "
-            "with to_dict(). Try json.load(open('config.json'))."
+            f"the config is of type {type(config).__name__}; expected a mapping, a path or an "
+            "object with to_dict(). Try json.load(open('config.json'))."
         )
     read = _Config(config)
     recurrent, attention = _layers_of(read)
