@@ -12,8 +12,10 @@ COMMANDS = {
     "figures": ("figures.command", "draw the design-review figures as SVG and PDF"),
     "why": ("why.command", "why no checkpoint for a query, or no hit for a prompt"),
     "size": ("models.command", "state and block sizes of a model or a config.json"),
+    "log": ("models.log_command", "what the boot log of an engine tells"),
     "replay": ("replay.command", "replay a request trace under placement rules"),
     "lockstep": ("engine.command", "check every key against the state it promises"),
+    "site": ("site.command", "the course as static pages"),
     "conformance": ("conformance.command", "hold the kit to running engines, and them to it"),
     "bench": ("bench.command", "time what has just been shown equal"),
 }

@@ -4,6 +4,7 @@
 # isort: off
 from mambackpt.figures.registry import FIGURES, draw_figure, save_figure
 from mambackpt.figures.placement import puzzle_requests
+from mambackpt.figures.capacities import draw_capacity
 from mambackpt.figures.lockstep import wrong_restores
 from mambackpt.figures.exports import draw_export_timings, draw_instructions, draw_roofline
 from mambackpt.figures.replays import PLACEMENTS, least_block, pool_sizes
@@ -13,6 +14,7 @@ from mambackpt.figures import misses
 __all__ = [
     "FIGURES",
     "PLACEMENTS",
+    "draw_capacity",
     "draw_export_timings",
     "draw_figure",
     "draw_instructions",

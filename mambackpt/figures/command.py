@@ -9,7 +9,7 @@ from mambackpt.cli import whole_number, whole_numbers
 from mambackpt.draw import MEDIA
 from mambackpt.errors import checked_choice
 from mambackpt.figures.registry import FIGURES, checked_options, save_figures
-from mambackpt.replay import PrefillRate, load_trace
+from mambackpt.replay import PrefillRate, open_trace
 from mambackpt.why import find_model
 
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("notebooks/figures"), help="folder")
     parser.add_argument("--medium", default="review", choices=list(MEDIA), help="size [review]")
     parser.add_argument("--processes", type=int, help="at once [as there are cores, at most 4]")
-    parser.add_argument("--trace", type=Path, help="a request trace for the figures of replays")
+    parser.add_argument("--trace", help="a trace or a generator for the figures of replays")
     own = parser.add_argument_group("of the figures staircase and margin-map")
     own.add_argument("--model", help="a preset or a config.json: its block")
     own.add_argument("--block", help="tokens per block [the model's]")
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     for name in names:
         checked_choice("figure", name, FIGURES)
         checked_options(name, options)
-    trace = load_trace(args.trace) if args.trace else None
+    trace = open_trace(args.trace)[0] if args.trace else None
     how = {"medium": args.medium, "trace": trace, "options": options}
     saved = save_figures(names, args.out, processes=args.processes, **how)
     for finding, paths in saved:

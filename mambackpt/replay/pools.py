@@ -614,7 +614,7 @@ def _walk_states(case: Case) -> Columns:
         if one_by_one:
             new, over = order.keep_states(i, keep, over)
             used, oldest = limit + over, order.oldest if own_pool else order.front
-        else:
+        elif keep:
             order.use_states(i, keep, new == len(keep))
         written[i], evicted[i] = new, order.gone
     return attention, reused, written, evicted

@@ -11,7 +11,6 @@ import pytest
 from mambackpt import CheckpointValueError
 from mambackpt.__main__ import main
 from mambackpt.replay import CAUSES, PrefillRate, explain_misses, generate_chat
-from mambackpt.replay.missed_command import write_whole
 
 CHAT = ["replay", "chat:300", "--block", "1024", "--rule", "last"]
 POOL = ["--model", "qwen3-next", "--pool", "40GB"]
@@ -54,15 +53,22 @@ def test_a_file_of_verdicts_is_the_printed_csv(
     assert float(row["seconds_low"]) == pytest.approx(int(row["computed"]) / 900, abs=1e-6)
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "verdicts.csv"
-    path.write_text("old")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "new" * 10_000 + "\ud800")
-    assert path.read_text() == "old"
-    assert [*tmp_path.iterdir()] == [path]
-    write_whole(path, "new")
-    assert path.read_text() == "new"
+def test_out_and_the_file_of_verdicts_are_both_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, verdicts = tmp_path / "told.json", tmp_path / "verdicts.csv"
+    words = [*CHAT, "--why", "--json", "--out", str(out), "--why-csv", str(verdicts)]
+    assert main(words) == 0
+    assert capsys.readouterr().out == ""
+    [point] = json.loads(out.read_text())
+    assert len(point["requests"]) == len(verdicts.read_text().splitlines()) - 1
+
+
+def test_a_block_off_the_trace_s_grain_is_a_lower_bound_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*CHAT, "--block", "528", "--why"]) == 0
+    assert "note: block 528 is no multiple" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["", "missing/verdicts.csv"])
@@ -71,7 +77,7 @@ def test_where_no_file_can_be_is_refused_before_any_work(
 ) -> None:
     words = ["replay", "no-such-trace", "--why-csv", f"{tmp_path}/{name}"]
     assert main(words) == 2
-    assert "--why-csv is" in capsys.readouterr().err
+    assert "--why-csv" in capsys.readouterr().err
 
 
 def test_seconds_are_a_range_of_the_two_rates(capsys: pytest.CaptureFixture[str]) -> None:
