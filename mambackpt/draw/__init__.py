@@ -20,6 +20,7 @@ from mambackpt.draw.charts import (
     draw_heatmap,
     draw_timings,
     fit_y,
+    name_ends,
     name_points,
 )
 from mambackpt.draw.lanes import (
@@ -34,6 +35,8 @@ from mambackpt.draw.lanes import (
     scheduled_lane,
 )
 from mambackpt.draw.sheet import (
+    CHECKPOINT,
+    ERROR,
     GREY,
     HIT,
     MEDIA,
@@ -44,11 +47,15 @@ from mambackpt.draw.sheet import (
     retitle,
     sheet,
     style,
+    text_width,
+    tint,
     write_note,
 )
 from mambackpt.draw.show import figure_html, figure_png, show, show_table, table_html
 
 __all__ = [
+    "CHECKPOINT",
+    "ERROR",
     "GREY",
     "HIT",
     "MEDIA",
@@ -77,6 +84,7 @@ __all__ = [
     "fit_y",
     "lanes_height",
     "left_margin",
+    "name_ends",
     "name_points",
     "numeral",
     "planned_lane",
@@ -91,5 +99,7 @@ __all__ = [
     "show_table",
     "style",
     "table_html",
+    "text_width",
+    "tint",
     "write_note",
 ]

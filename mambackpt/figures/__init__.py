@@ -8,6 +8,7 @@ from mambackpt.figures.capacities import draw_capacity
 from mambackpt.figures.lockstep import wrong_restores
 from mambackpt.figures.exports import draw_export_timings, draw_instructions, draw_roofline
 from mambackpt.figures.replays import PLACEMENTS, least_block, pool_sizes
+from mambackpt.figures import misses
 # isort: on
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "draw_instructions",
     "draw_roofline",
     "least_block",
+    "misses",
     "pool_sizes",
     "puzzle_requests",
     "save_figure",

@@ -10,6 +10,7 @@ from pathlib import Path
 from mambackpt.cli import table, whole_number
 from mambackpt.errors import CheckpointValueError
 from mambackpt.models.boot_log import BootLog, read_boot_log
+from mambackpt.models.capacity import Capacity
 from mambackpt.models.config import from_config
 from mambackpt.models.hybrid import HybridModel
 from mambackpt.models.presets import PRESETS
@@ -65,20 +66,26 @@ def _text(file: str) -> str:
 
 
 def _said(log: BootLog) -> Iterator[str]:
+    pool = None if log.pool_bytes is None else log.pool_bytes / 2**30
     sizes = {
         "tokens of a block": log.block,
         "percent of a state that its page pads": log.padding,
-        "GiB of cache on the worker with the least": log.pool_bytes and log.pool_bytes / 2**30,
+        "GiB of cache on the worker with the least": pool,
         "tokens of the cache, as logged": log.cache_tokens,
         "tokens of the longest request": log.max_len,
         "requests of that length at once, as logged": log.concurrency,
         "requests at once at most": log.seqs,
+        "groups of layers": len(log.groups) or None,
+        "tensor-parallel ranks": log.ranks,
+        "draft tokens": log.drafts,
         "tokens of a hash unit": log.hash_unit,
         "tokens of the scheduler's block": log.scheduler_block,
     }
     for words, size in sizes.items():
         if size is not None:
             yield f"{size:>14,.2f}  {words}" if isinstance(size, float) else f"{size:>14,}  {words}"
+    if log.served:
+        yield f"{'':>14}  the model is {log.served}"
 
 
 def _started_with(log: BootLog) -> Iterator[str]:
@@ -94,27 +101,20 @@ def _started_with(log: BootLog) -> Iterator[str]:
         )
         return
     yield f"What gives {log.block:,} tokens{padding} ({len(found)} ways, closest first):"
-    header = [
-        "model",
-        "state",
-        "window",
-        "attention",
-        "drafts",
-        "ranks",
-        "padding %",
-        "state bytes",
-    ]
-    rows = [
+    header = ["model", "state", "window", "attention", "grid", "drafts", "ranks", "padding %"]
+    rows: list[list[object]] = [
         [
-            m.name, m.recurrent_dtype, m.conv_dtype, _kv(m), m.spec, m.ranks,
-            f"{m.padding_percent():.4f}", m.state_bytes,
+            m.name, m.recurrent_dtype, m.conv_dtype, _kv(m), m.checkpoint_alignment or "-", m.spec,
+            m.ranks, f"{m.padding_percent():.4f}", m.state_bytes,
         ]
         for m in found[:_SHOWN]
     ]  # fmt: skip
-    for line in table(header, rows, words=4).splitlines():
+    for line in table([*header, "state bytes"], rows, words=4).splitlines():
         yield f"  {line}"
     if len(found) > _SHOWN:
         yield f"  and {len(found) - _SHOWN} more. Try --model to keep to one."
+    if log.served and not any(log.names(model) for model in found):
+        yield f"  None of them is {log.served}. Try --model with its config.json."
 
 
 def _kv(model: HybridModel) -> str:
@@ -123,7 +123,7 @@ def _kv(model: HybridModel) -> str:
 
 def _follows(log: BootLog, tokens: int) -> Iterator[str]:
     if log.block is not None:
-        unit = log.hash_unit or log.block
+        unit = log.hash_unit or log.scheduler_block or log.block
         told = "" if log.hash_unit else ", if the hash unit is the block (the log does not say)"
         yield f"{unit + 1:,} tokens are the shortest prompt that can hit{told}."
     holds = log.capacity
@@ -133,24 +133,46 @@ def _follows(log: BootLog, tokens: int) -> Iterator[str]:
             "whose layers are known."
         )
     else:
-        assert log.max_len is not None
-        yield (
-            f"{holds.ids:,} block ids of {holds.bytes_per_id:,} bytes; a live request takes "
-            f"{holds.live_recurrent_ids} for its states and {holds.attention_groups} for each "
-            f"{holds.block:,} tokens."
-        )
-        yield f"{holds.live_requests(log.max_len):,} requests of {log.max_len:,} tokens at once."
-        if tokens >= holds.block:
-            yield (
-                f"{holds.cached_requests(tokens, 1):,} conversations of {tokens:,} tokens stay "
-                "cached with their last state alone, "
-                f"{holds.cached_requests(tokens, tokens // holds.block):,} with one every block."
-            )
+        yield from _what_fits(log, holds, tokens)
     name = log.settings[0].name if log.settings else "MODEL"
-    pool = f" --pool {log.pool_bytes / 2**30:.2f}GiB" if log.pool_bytes else ""
+    has_pool = log.pool_bytes is not None and log.pool_bytes > 0
+    pool = f" --pool {(log.pool_bytes or 0) / 2**30:.2f}GiB" if has_pool else ""
     longest = f" --max-len {log.max_len}" if log.max_len and pool else ""
     options = _options(log.settings[0]) if log.settings else ""
     yield f"More: python -m mambackpt size {name}{options}{pool}{longest}"
+
+
+def _what_fits(log: BootLog, holds: Capacity, tokens: int) -> Iterator[str]:
+    served = log.settings[0]
+    drafting = ", draft layers not counted" if served.spec else ""
+    yield (
+        f"With the layers of {served.name}, the first above ({holds.recurrent_layers} recurrent, "
+        f"{holds.attention_layers} attention{drafting}):"
+    )
+    assert log.max_len is not None
+    yield (
+        f"{holds.ids:,} block ids of {holds.bytes_per_id:,} bytes; a live request takes "
+        f"{holds.live_recurrent_ids} for its states and {holds.attention_groups} for each "
+        f"{holds.block:,} tokens."
+    )
+    live = holds.live_requests(log.max_len)
+    yield f"Requests of {log.max_len:,} tokens that fit at once: {live:,}."
+    if log.concurrency and abs(holds.concurrency / log.concurrency - 1) > 0.02:
+        yield (
+            f"But the log says {log.concurrency:.2f} and these layers make "
+            f"{holds.concurrency:.2f}: the model is another, or something else fills its pool."
+        )
+    if tokens >= holds.block:
+        yield (
+            f"Conversations of {tokens:,} tokens that stay cached: "
+            f"{holds.cached_requests(tokens, 1):,} with their last state alone, "
+            f"{holds.cached_requests(tokens, tokens // holds.block):,} with one every block."
+        )
+    else:
+        yield (
+            f"Conversations of {tokens:,} tokens leave nothing in the cache: a block has "
+            f"{holds.block:,}."
+        )
 
 
 def _options(model: HybridModel) -> str:
@@ -159,6 +181,7 @@ def _options(model: HybridModel) -> str:
     fields = {
         "--recurrent-dtype": "recurrent_dtype", "--conv-dtype": "conv_dtype",
         "--kv-dtype": "kv_dtype", "--spec": "spec", "--tp": "ranks",
+        "--alignment": "checkpoint_alignment",
     }  # fmt: skip
     changed = (
         f" {option} {getattr(model, name)}"
@@ -169,17 +192,38 @@ def _options(model: HybridModel) -> str:
 
 
 def _too_few(log: BootLog, chats: int | None, tokens: int) -> Iterator[str]:
+    """Say where fewer conversations fit than are to stay cached."""
     holds = log.capacity
-    if chats and holds and holds.cached_requests(tokens, 1) < chats:
-        yield (
-            f"{holds.cached_requests(tokens, 1):,} conversations of {tokens:,} tokens stay cached "
-            f"and {chats:,} are to: the others are computed anew."
-        )
+    if chats and holds and tokens >= holds.block:
+        fit = holds.cached_requests(tokens, 1)
+        if fit < chats:
+            yield (
+                f"Of {chats:,} conversations of {tokens:,} tokens {fit:,} stay cached, with their "
+                "last state alone: the others are computed anew."
+            )
+    elif chats and log.concurrency and log.max_len:
+        room = round(log.concurrency * log.max_len)
+        if room < chats * tokens:
+            yield (
+                f"{chats:,} conversations of {tokens:,} tokens are {chats * tokens:,} tokens, and "
+                f"{log.concurrency:.2f} x {log.max_len:,} = {room:,} fit, states not counted: not "
+                "all of them stay cached."
+            )
 
 
 def _as_json(log: BootLog, wrong: Sequence[str]) -> dict[str, object]:
     said = asdict(log)
     del said["models"]
-    fields = ("name", "recurrent_dtype", "conv_dtype", "kv_dtype", "spec", "ranks", "state_bytes")
+    fields = (
+        "name",
+        "recurrent_dtype",
+        "conv_dtype",
+        "kv_dtype",
+        "spec",
+        "ranks",
+        "state_bytes",
+        "checkpoint_alignment",
+    )
     ways = [{name: getattr(model, name) for name in fields} for model in log.settings]
-    return said | {"settings": ways, "contradictions": list(wrong)}
+    capacity = asdict(log.capacity) if log.capacity else None
+    return said | {"settings": ways, "capacity": capacity, "contradictions": list(wrong)}

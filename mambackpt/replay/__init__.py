@@ -10,6 +10,8 @@ from mambackpt.replay.generators import (
     generate_chat,
     generate_documents,
 )
+from mambackpt.replay.live import interleave
+from mambackpt.replay.loads import generate_lengths, generate_shared
 from mambackpt.replay.missed import (
     BANDS,
     CAUSES,
@@ -44,7 +46,9 @@ from mambackpt.replay.serve.stale import (
     watch_states,
 )
 from mambackpt.replay.serve.traces import replay_engine
+from mambackpt.replay.source import is_generated, open_trace
 from mambackpt.replay.sweep import Sweep, sweep
+from mambackpt.replay.timeline import timeline_json
 from mambackpt.replay.trace import Trace, TraceStatistics, describe_trace, trace_from_tokens
 
 __all__ = [
@@ -54,6 +58,7 @@ __all__ = [
     "EVICTIONS",
     "GENERATORS",
     "LAYOUTS",
+    "LOADS",
     "PUBLIC_STATISTICS",
     "RULES",
     "VETOES",
@@ -85,8 +90,13 @@ __all__ = [
     "generate_agents",
     "generate_chat",
     "generate_documents",
+    "generate_lengths",
+    "generate_shared",
     "get_rule",
+    "interleave",
+    "is_generated",
     "load_trace",
+    "open_trace",
     "optimal",
     "placement",
     "random_prompts",
@@ -97,6 +107,7 @@ __all__ = [
     "serve_llama_cpp",
     "serve_tokens",
     "sweep",
+    "timeline_json",
     "trace_from_tokens",
     "watch_states",
 ]

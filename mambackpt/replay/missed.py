@@ -133,6 +133,7 @@ def explain_misses(
     """
     case = Case.of(trace, rule, block=block, **options)
     run = replay(trace, case.rule, block=block, **options)
+    trace = case.trace  # in blocks that the block is a multiple of
     attention, reused, g = run.attention, run.reused, trace.grain
     if not case.rule.states:
         return _sum_up(case, run, attention, attention, np.zeros(len(trace), bool))
@@ -224,6 +225,7 @@ def explain_misses_plainly(
     """The same, request by request: every state ever written is remembered with its path."""
     case = Case.of(trace, rule, block=block, **options)
     run = replay(trace, case.rule, block=block, plainly=True, **options)
+    trace = case.trace
     g, R, rows = trace.grain, len(trace), expand_rows(trace)
     placed = [_placed_plainly(case, run, i) for i in range(R)]
     on_blocks = all(depth * g % block == 0 for depths in placed for depth in depths)

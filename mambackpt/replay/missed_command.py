@@ -4,15 +4,11 @@ import argparse
 import csv
 import io
 import json
-import os
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from mambackpt.cli import table
+from mambackpt.cli import checked_output, table, write_whole
 from mambackpt.errors import CheckpointValueError
 from mambackpt.replay.case import Options
 from mambackpt.replay.missed import Missed, explain_misses
@@ -42,7 +38,7 @@ def asks_why(args: argparse.Namespace) -> bool:
                 "turns into seconds. Try --why --prefill-rate 12000."
             )
     if args.why_csv is not None:
-        checked_file("--why-csv", args.why_csv)
+        checked_output("--why-csv", args.why_csv)
     return asked
 
 
@@ -53,22 +49,20 @@ def tell_why(
     blocks: Sequence[int],
     pools: Sequence[int | None],
     options: Options,
-) -> int:
-    """Replay every combination and tell why its requests computed what they did; return 0."""
+) -> str:
+    """Replay every combination and return why its requests computed what they did."""
     rate = None if args.prefill_rate is None else PrefillRate.of(args.prefill_rate)
     points = []
     for rule, block, pool in product(rules, blocks, pools):
         here: Options = {**options, "pool_bytes": pool}
         points.append(explain_misses(trace, rule, block=block, **here))
     if args.why_csv is not None:
-        write_whole(Path(args.why_csv), _csv_of(points, rate))
+        write_whole(args.why_csv, _csv_of(points, rate))
     if args.json:
-        print(json.dumps([_point(missed, rate) for missed in points], indent=1))
-    elif args.csv:
-        sys.stdout.write(_csv_of(points, rate))
-    else:
-        print("\n\n".join(_words(missed, rate) for missed in points))
-    return 0
+        return json.dumps([_point(missed, rate) for missed in points], indent=1)
+    if args.csv:
+        return _csv_of(points, rate).rstrip("\n")
+    return "\n\n".join(_words(missed, rate) for missed in points)
 
 
 def _keys(missed: Missed) -> dict[str, Any]:
@@ -88,6 +82,7 @@ def _rows(missed: Missed, rate: PrefillRate | None) -> list[dict[str, Any]]:
 def _point(missed: Missed, rate: PrefillRate | None) -> dict[str, Any]:
     return {
         **_keys(missed),
+        "notes": list(missed.replay.notes),
         "totals": missed.totals(),
         "bands": missed.bands(),
         "requests": _rows(missed, rate),
@@ -108,6 +103,7 @@ def _words(missed: Missed, rate: PrefillRate | None) -> str:
     prompt, attention, reused = (int(a.sum()) for a in (run.prompt, run.attention, run.reused))
     pool = "unlimited memory" if run.pool_bytes is None else f"a pool of {run.pool_bytes:,} bytes"
     lines = [
+        *(f"note: {note}" for note in run.notes),
         f"{run.rule}, blocks of {run.block:,}, {pool}",
         f"  attention matches {100 * attention / prompt:.2f} % of the prompt tokens (what a router "
         "or a metric believes)",
@@ -152,38 +148,3 @@ def _seconds(missed: Missed, rate: PrefillRate) -> list[str]:
 
 def _indented(text: str) -> list[str]:
     return [f"    {line}" for line in text.splitlines()]
-
-
-def checked_file(option: str, text: str) -> Path:
-    """Return the path of an option that a file will be written to.
-
-    Raises CheckpointValueError where it is a folder, or its folder is missing or read-only.
-    """
-    path = Path(text)
-    folder = path.parent
-    wrong = None
-    if path.is_dir():
-        wrong = "is a folder"
-    elif not folder.is_dir():
-        wrong = f"lies in {folder}, which is no folder"
-    elif not os.access(folder, os.W_OK):
-        wrong = f"lies in {folder}, which cannot be written"
-    if wrong:
-        raise CheckpointValueError(
-            f"{option} is {text!r}, which {wrong}; expected a file in a folder that can be "
-            f"written. Try {option} {path.name if not path.is_dir() else 'verdicts.csv'}."
-        )
-    return path
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all: beside it first, then in its place."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as page:
-            page.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

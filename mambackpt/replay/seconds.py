@@ -44,8 +44,10 @@ class PrefillRate:
 
     def words(self, tokens: float) -> str:
         """Return these seconds as text; a range where two rates were given."""
-        low, high = self.seconds(tokens)
-        return f"{low:,.2f} s" if low == high else f"{low:,.2f} to {high:,.2f} s"
+        low, high = (f"{value:,.2f}" for value in self.seconds(tokens))
+        if high == "0.00":
+            return "under 0.01 s"
+        return f"{low} s" if low == high else f"{low} to {high} s"
 
     def __str__(self) -> str:
         rates = [f"{rate:,.0f}" for rate in dict.fromkeys((self.fast, self.slow))]

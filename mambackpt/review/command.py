@@ -4,11 +4,12 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
-from mambackpt.cli import bytes_of, whole_number, whole_numbers
+from mambackpt.cli import bytes_of, layer_counts, whole_number, whole_numbers
 from mambackpt.errors import CheckpointValueError
 from mambackpt.models import BootLog, HybridModel, read_boot_log
-from mambackpt.replay import GENERATORS, PrefillRate, Trace, load_trace
+from mambackpt.replay import PrefillRate, Trace, is_generated, open_trace
 from mambackpt.review.pack import build_review, writable
 from mambackpt.review.question import LENGTHS, Question
 from mambackpt.why import find_model, kernel_grid
@@ -26,7 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", help="a preset or a config.json [what the log tells]")
     add("--log", help="the engine's boot log: its block, pool and longest request")
     add("--trace", default="chat:2000", help="a trace file, or a generator's size [chat:2000]")
-    add("--seeds", default="3", help="of a generator [3]")
+    add("--seeds", help="how many of a generator [3]")
     add("--layers", help="recurrent and attention layers of the model, such as 48,16")
     add("--block", help="tokens per block [the model's]")
     add("--hash", help="tokens per hash unit [the block]")
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     writable(args.out)
     question = _question(args)
-    command = ["python -m mambackpt review " + " ".join(map(_quoted, _without_out(argv)))]
+    command = ["python -m mambackpt review " + " ".join(map(quote, _without_out(argv)))]
     review = build_review(question, command=command)
     for path in review.save(args.out):
         print(path)
@@ -76,7 +77,8 @@ def _question(args: argparse.Namespace) -> Question:
             "Try --model qwen3.5-27b."
         )
     if args.layers:
-        model = _with_layers(model, args.layers)
+        recurrent, attention = layer_counts("--layers", args.layers)
+        model = replace(model, recurrent_layers=recurrent, attention_layers=attention)
     log = log or BootLog()
     block = _number("--block", args.block) or log.block
     unit = _number("--hash", args.hash) or log.hash_unit
@@ -115,30 +117,17 @@ def _number(option: str, text: str | None, least: int = 1) -> int | None:
     return None if text is None else whole_number(option, text, least=least)
 
 
-def _with_layers(model: HybridModel, text: str) -> HybridModel:
-    counts = whole_numbers("--layers", text)
-    if len(counts) != 2:
-        raise CheckpointValueError(
-            f"--layers is {text!r}; expected recurrent and attention layers. Try --layers 36,12."
-        )
-    return replace(model, recurrent_layers=counts[0], attention_layers=counts[1])
-
-
 def _traces(args: argparse.Namespace) -> list[Trace]:
-    kind, sized, size = args.trace.partition(":")
-    if kind in GENERATORS and not Path(args.trace).exists():
-        requests = whole_number(f"{kind}:SIZE", size) if sized else 2000
-        return [
-            GENERATORS[kind](requests, seed=seed)
-            for seed in range(whole_number("--seeds", args.seeds))
-        ]
-    try:
-        return [load_trace(args.trace)]
-    except OSError as error:
+    """The trace, or one for each seed of a generator."""
+    if is_generated(args.trace):
+        seeds = range(whole_number("--seeds", args.seeds or "3"))
+        return [open_trace(args.trace, seed=seed)[0] for seed in seeds]
+    if args.seeds is not None:
         raise CheckpointValueError(
-            f"{args.trace} cannot be read ({error.strerror}); expected a trace file. "
-            f"Try a generator: {', '.join(GENERATORS)}."
-        ) from error
+            f"--seeds is given and {args.trace} is a file; expected a generator. "
+            "Try leaving it out: the spread is over the tenths of the trace."
+        )
+    return [open_trace(args.trace)[0]]
 
 
 def _without_out(argv: Sequence[str]) -> list[str]:
@@ -152,9 +141,3 @@ def _without_out(argv: Sequence[str]) -> list[str]:
         elif not word.startswith("--out="):
             words.append(word)
     return [*words, "--out", "review"]
-
-
-def _quoted(word: str) -> str:
-    from shlex import quote
-
-    return quote(word)

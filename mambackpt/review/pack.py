@@ -1,8 +1,6 @@
 """A review pack: an HTML page, the same as Markdown, and figures, written whole or not at all."""
 
 import io
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -10,6 +8,7 @@ from pathlib import Path
 from platform import python_version
 from typing import TypeAlias
 
+from mambackpt.cli import checked_output, write_whole
 from mambackpt.draw import Drawing, style
 from mambackpt.errors import CheckpointValueError
 from mambackpt.review import sections
@@ -43,32 +42,21 @@ class Review:
         Other files of the folder stay. Raises CheckpointValueError where it cannot be written.
         """
         writable(folder)
-        paths = []
         for name, content in self.files.items():
-            handle, partial = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(content)
-                Path(partial).chmod(0o644)
-                Path(partial).replace(folder / name)
-            except BaseException:
-                Path(partial).unlink(missing_ok=True)
-                raise
-            paths.append(folder / name)
-        return paths
+            write_whole(folder / name, content)
+        return [folder / name for name in self.files]
 
 
 def writable(folder: Path) -> None:
     """Make a folder, or say why nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder):
-            pass
     except OSError as error:
         raise CheckpointValueError(
             f"--out is {str(folder)!r} ({error.strerror}); expected a folder that can be written. "
             "Try --out review."
         ) from error
+    checked_output("--out", folder / "index.html")
 
 
 def build_sections(question: Question) -> Iterator[tuple[Section, dict[str, Drawing]]]:

@@ -150,6 +150,12 @@ def _geometry_of(args: argparse.Namespace, model: HybridModel | None) -> tuple[C
     if not args.hash:
         said.append(f"hash unit {unit:,} (the block)")
     hits = whole_number("--hit-alignment", args.hit_alignment) if args.hit_alignment else unit
+    for option, size in (("--block", block), ("--hit-alignment", hits)):
+        if size % unit:
+            raise CheckpointValueError(
+                f"{option} is {size} and --hash {unit}; expected a multiple of the hash unit. "
+                f"Try {option} {-(-size // unit) * unit}."
+            )
     grid, words = kernel_grid(model)
     if args.alignment is None:
         said.append(words)
@@ -278,7 +284,8 @@ def _cures_in_words(
             return [f"{tried} resumes deeper."]
         return [
             f"{tried} helps: {verdict.shared:,} shared tokens lie below a block of {M:,}. What "
-            "does is a smaller block: a smaller state (16 bits, more ranks), or a longer shared prefix."
+            "does is a smaller block (a smaller state: 16 bits, more ranks), or a longer shared "
+            "prefix."
         ]
     header = ["cheapest settings that resume", "states", "chunks", "computes", "helps"]
     rows = []

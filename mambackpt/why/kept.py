@@ -50,7 +50,8 @@ def leave(prompt: int, settings: Settings, *, start: int = 0, junction: int = 0)
     ([1584, 2112], 2112, (1584, 2112, 2200))
 
     ``junction`` is where a prefix seen before ends (0: nothing to gain). Raises
-    CheckpointValueError where no step reaches a boundary. The rules are those of `mambackpt.engine.recurrent`.
+    CheckpointValueError where no step reaches a boundary. The rules are those of the engine room's
+    `recurrent.py` and `attention.py`.
     """
     g, splitter = settings.geometry, settings.splitter
     M, H, U, lookahead = g.M, g.H, g.U, g.num_hash_lookahead_tokens

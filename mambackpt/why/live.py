@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from mambackpt.engine import Request, Settings, Simulation
 from mambackpt.errors import CheckpointValueError, checked_int
-from mambackpt.models import HybridModel
+from mambackpt.models import HybridModel, pool_capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,7 @@ def pool_ids(model: HybridModel, block: int, pool_bytes: int) -> tuple[int, int]
     >>> pool_ids(model, 528, 10**9)
     (56, 3)
 
-    A group has as many layers as the smaller kind, or the larger one below 1.5 times that; an id is
-    a page in each layer of the widest group. Bytes. Raises CheckpointValueError for a model without
+    Bytes; counted by `pool_capacity`. Raises CheckpointValueError for a model without
     layer counts, a block that a state does not fit into, and several groups of attention. Source:
     vllm 0.33.0.
     """
@@ -50,12 +49,6 @@ def pool_ids(model: HybridModel, block: int, pool_bytes: int) -> tuple[int, int]
             "attention layers; expected both counts, as a pool holds all layers. "
             "Try --layers 48,16."
         )
-    small, large = sorted((attention, recurrent))
-    size = large if large < 1.5 * small else small
-    groups = [-(-layers // size) for layers in (attention, recurrent)]
-    widest = max(
-        -(-layers // count) for layers, count in zip((attention, recurrent), groups, strict=True)
-    )
     page = block * model.token_bytes
     if page < model.state_bytes:
         raise CheckpointValueError(
@@ -63,12 +56,28 @@ def pool_ids(model: HybridModel, block: int, pool_bytes: int) -> tuple[int, int]
             f"{model.state_bytes:,}; expected a block that a state fits into. "
             f"Try {model.block_size()}."
         )
-    if groups[0] > 1:
-        raise CheckpointValueError(
-            f"{model.name} has {groups[0]} groups of attention layers; the engine room models one. "
-            "Try a model with fewer attention than recurrent layers."
+    try:
+        capacity = pool_capacity(
+            attention_layers=attention,
+            recurrent_layers=recurrent,
+            page_bytes=page,
+            block=block,
+            pool_bytes=pool_bytes,
+            max_len=block,
         )
-    return checked_int("pool", pool_bytes // (widest * page), unit="block ids") - 1, groups[1]
+    except CheckpointValueError as error:
+        raise CheckpointValueError(str(error).replace("pool_bytes is", "--pool is")) from None
+    if capacity.attention_groups > 1:
+        raise CheckpointValueError(
+            f"{model.name} has {capacity.attention_groups} groups of attention layers; the engine "
+            "room models one. Try a model with fewer attention than recurrent layers."
+        )
+    if not capacity.admitted_ids:
+        raise CheckpointValueError(
+            f"--pool is {pool_bytes:,} bytes, one block id; expected room for one request. "
+            f"Try --pool {1 + 100 * capacity.bytes_per_id // 10**9}GB."
+        )
+    return capacity.admitted_ids, capacity.recurrent_groups
 
 
 def explain_live(

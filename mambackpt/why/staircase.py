@@ -46,16 +46,16 @@ class Stairs:
         ]
 
 
-def resend_stairs(settings: Settings, longest: int) -> Stairs:
-    """Return the stairs of prompts of up to ``longest`` tokens that are sent again.
+def resend_stairs(settings: Settings, longest: int, *, shortest: int = 1) -> Stairs:
+    """Return the stairs of prompts of ``shortest`` to ``longest`` tokens that are sent again.
 
     >>> stairs = resend_stairs(Settings(mamba_block_size=64, hash_block_size=64), 200)
     >>> stairs.cliffs()
     [(64, 64, 1), (128, 64, 1), (192, 64, 1)]
 
-    At both sides of every multiple of the hash unit, where alone it can fall. Tokens.
+    At every multiple of the hash unit and on both sides of it, where alone it can fall. Tokens.
     """
-    lengths = _corners(settings, longest)
+    lengths = _corners(settings, longest, shortest)
     verdicts = tuple(explain_hit(n, n, settings, shared=n) for n in lengths)
     return Stairs(lengths, verdicts)
 
@@ -75,16 +75,17 @@ def fork_stairs(settings: Settings, longest: int, own: int) -> Stairs:
     return Stairs(lengths, verdicts)
 
 
-def _corners(settings: Settings, longest: int) -> tuple[int, ...]:
+def _corners(settings: Settings, longest: int, shortest: int = 1) -> tuple[int, ...]:
     H = settings.hash_block_size
-    longest = checked_int("longest", longest)
-    if longest // H > 5000:
+    longest, shortest = checked_int("longest", longest), checked_int("shortest", shortest)
+    if (longest - shortest) // H > 5000:
         raise CheckpointValueError(
             f"longest is {longest} with a hash unit of {H}; expected at most 5,000 units. "
             f"Try longest={5000 * H}."
         )
-    corners = {n + more for n in range(0, longest + 1, H) for more in (0, 1)}
-    return tuple(sorted({n for n in corners if 0 < n <= longest} | {longest}))
+    units = range(shortest // H * H, longest + 1, H)
+    corners = {n + more for n in units for more in (-1, 0, 1)} | {shortest, longest}
+    return tuple(sorted(n for n in corners if shortest <= n <= longest))
 
 
 def with_drop(settings: Settings) -> Settings:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mambackpt.bench import command, export
+from mambackpt.bench import command, export, replays
 from mambackpt.bench.command import main
 from mambackpt.bench.compiled import LayerShape
 from mambackpt.bench.export import (
@@ -36,6 +36,7 @@ from mambackpt.bench.record import timings as timings_of
 from mambackpt.errors import CheckpointValueError
 from mambackpt.kernels.torch_copies import BASELINES, store_loop
 from mambackpt.planner import compute_mamba_prefill_checkpoints
+from mambackpt.replay import Replay, Trace, generate_chat
 
 TINY = LayerShape("tiny", 8, (4, 8))
 
@@ -302,3 +303,24 @@ def test_a_replay_is_timed_beside_the_plain_one_that_gives_the_same(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["replay", str(path), "--rule", "last", "--block", "512", "--runs", "2"]) == 0
     assert "4 requests" in capsys.readouterr().out
+
+
+def test_an_engine_is_timed_beside_the_plain_one_that_gives_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["replay", "chat:40", "--engine", "llama.cpp,sglang", "--runs", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["llama.cpp", "sglang"]
+    assert lines[3].startswith("chat:40, 40 requests: ")
+
+
+def test_an_engine_s_timing_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = replays.replay_engine
+
+    def wrong(trace: Trace, engine: str, *, plainly: bool = False) -> Replay:
+        made = served(trace, engine, plainly=plainly)
+        return made if plainly else dataclasses.replace(made, reused=made.reused + 1)
+
+    monkeypatch.setattr(replays, "replay_engine", wrong)
+    with pytest.raises(CheckpointValueError, match=r"llama\.cpp disagree on chat:20"):
+        next(replays.time_engines(generate_chat(20), ["llama.cpp"]))

@@ -120,7 +120,7 @@ def test_the_logged_concurrency_tells_settings_apart_that_share_a_block() -> Non
         ),
         (
             ["num_prefill_checkpoint_blocks=1", "prefill_checkpoint_alignment=None"],
-            "1 checkpoint blocks are reserved for each request and no layer can export",
+            "reserved (1 for each request and group) and no layer can export",
         ),
         (
             [BLOCK.format(784), PADDING.format("0.13"), "Available KV cache memory: 18.63 GiB",
@@ -132,12 +132,21 @@ def test_the_logged_concurrency_tells_settings_apart_that_share_a_block() -> Non
             "no multiple of the block",
         ),
         (
+            [BLOCK.format(784), BLOCK.format(528)],
+            "blocks of 528 and 784 tokens: these are lines of several starts, and the last, of 528",
+        ),
+        (
+            [BLOCK.format(784), "Available KV cache memory: -1.20 GiB"],
+            "-1.20 GiB are left for the cache",
+        ),
+        (
             ["Maximum concurrency for 262,144 tokens per request: 0.80x",
              "GPU KV cache size: 209,715 tokens"],
             "Not one request of 262,144 tokens fits",
         ),
     ],
-    ids=["block too long", "hash unit", "no export", "ids", "two engines", "nothing fits"],
+    ids=["block too long", "hash unit", "no export", "ids", "two engines", "two starts",
+         "no memory", "nothing fits"],
 )  # fmt: skip
 def test_what_cannot_be_right_is_said_with_its_numbers(lines: list[str], sentence: str) -> None:
     assert any(sentence in said for said in log_of(*lines).contradictions)
@@ -146,6 +155,61 @@ def test_what_cannot_be_right_is_said_with_its_numbers(lines: list[str], sentenc
 def test_a_log_without_a_known_line_is_refused_with_one_to_look_for() -> None:
     with pytest.raises(CheckpointValueError, match="Setting attention block size to 784 tokens"):
         read_boot_log("hello\nworld")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GPU KV cache size: , tokens", "Padding mamba page size by ..%", "kv cache group sizes\n77",
+        "max_num_seqs=256, model='org/name'", "",
+    ],
+)  # fmt: skip
+def test_a_line_without_its_number_is_no_line(line: str) -> None:
+    with pytest.raises(CheckpointValueError, match="no line of the log is known"):
+        read_boot_log(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "padding"),
+    [("qwen3.5-0.8b", 576, "8.68"), ("qwen3.5-4b", 576, "9.92"), ("qwen3.5-35b-a3b", 1088, "3.82")],
+)
+def test_a_block_that_the_layers_grid_made_longer_is_solved_for(
+    name: str, block: int, padding: str
+) -> None:
+    """Published: 544 and 528 tokens become 576 where kernels ask for multiples of 64."""
+    log = log_of(BLOCK.format(block), PADDING.format(padding), models=[PRESETS[name]])
+    first = log.settings[0]
+    assert (first.checkpoint_alignment, first.spec, first.ranks) == (64, 0, 1)
+
+
+def test_what_other_lines_name_comes_first() -> None:
+    lines = [BLOCK.format(528), PADDING.format("0.76")]
+    assert log_of(*lines).settings[0].name == "qwen3.5-4b"
+    log = log_of(*lines, "model='Qwen/Qwen3-Next-80B-A3B-Instruct', tensor_parallel_size=4")
+    assert (log.settings[0].name, log.settings[0].ranks) == ("qwen3-next", 4)
+    drafting = log_of(BLOCK.format(832), PADDING.format("0.48"), "'num_speculative_tokens': 9",
+                      models=[MODEL_27B])  # fmt: skip
+    assert [setting.spec for setting in drafting.settings][:2] == [9, 9]
+
+
+def test_every_preset_may_be_the_model_that_its_own_name_names() -> None:
+    for name, model in PRESETS.items():
+        assert read_boot_log(f"{BLOCK.format(16)}\nmodel='org/{name.upper()}'").names(model)
+
+
+def test_the_logged_tokens_tell_the_ids_that_rounded_memory_does_not() -> None:
+    """Also where the memory is not logged at all."""
+    lines = [BLOCK.format(784), PADDING.format("0.13"), SIZE, MOST]
+    exact = MODEL_27B.capacity(20 * 10**9, 262_144)
+    for memory in ([], ["Available KV cache memory: 18.61 GiB"]):  # 18.61 alone would give 388
+        assert log_of(*lines, *memory, models=[MODEL_27B]).capacity == exact
+    far = log_of(*lines, "Available KV cache memory: 37.25 GiB", models=[MODEL_27B])
+    assert far.capacity == MODEL_27B.capacity(far.pool_bytes or 0, 262_144)
+
+
+def test_a_log_of_two_byte_letters_is_read() -> None:
+    text = BLOCK.format(784).encode("utf-16").decode("utf-8", errors="replace")
+    assert read_boot_log(text).block == 784
 
 
 # ---- the command -------------------------------------------------------------------------------
@@ -170,7 +234,8 @@ def test_the_log_command_says_what_follows(
     assert main(["log", "-", "--json", "--chats", "100"]) == 1
     printed = json.loads(capsys.readouterr().out)
     assert printed["settings"][0]["name"] == "qwen3.5-27b"
-    assert "100 are to" in printed["contradictions"][-1]
+    assert "Of 100 conversations of 8,000 tokens 29 stay cached" in printed["contradictions"][-1]
+    assert printed["capacity"]["ids"] == 389
 
 
 @pytest.mark.parametrize("name", ["no-such.log", "."])
@@ -188,3 +253,27 @@ def test_a_block_that_nothing_gives_is_said_so(
     path.write_text(BLOCK.format(7))
     assert main(["log", str(path)]) == 0
     assert "No known model, dtype, draft tokens and ranks give 7 tokens" in capsys.readouterr().out
+
+
+def test_where_log_and_layers_disagree_the_command_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "boot.log"
+    path.write_text(
+        f"{BLOCK.format(784)}\n{PADDING.format('0.13')}\nAvailable KV cache memory: 40.00 GiB\n"
+        f"{MOST}\nmodel='org/other'"
+    )
+    assert main(["log", str(path), "--model", "qwen3.5-27b"]) == 0
+    said = capsys.readouterr().out
+    assert "But the log says 1.14 and these layers make 2.45" in said
+    assert "None of them is org/other. Try --model with its config.json." in said
+
+
+def test_chats_are_counted_in_tokens_where_the_model_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "boot.log"
+    path.write_text("Maximum concurrency for 32,768 tokens per request: 33.04x")
+    assert main(["log", str(path), "--chats", "100"]) == 0
+    assert main(["log", str(path), "--chats", "500"]) == 1
+    assert "are 4,000,000 tokens, and 33.04 x 32,768 = 1,082,655 fit" in capsys.readouterr().out

@@ -479,7 +479,9 @@ def write_config(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def test_a_folder_with_a_config_is_read(tmp_path: Path) -> None:
-    assert from_config(write_config(tmp_path / "model", QWEN)) == from_config(QWEN)
+    folder = write_config(tmp_path / "model", QWEN)
+    assert from_config(folder) == replace(from_config(QWEN), name="model")
+    assert from_config(folder / "config.json") == from_config(folder)
 
 
 def test_a_folder_of_the_hugging_face_cache_is_read_at_its_main_revision(tmp_path: Path) -> None:
@@ -488,7 +490,23 @@ def test_a_folder_of_the_hugging_face_cache_is_read_at_its_main_revision(tmp_pat
     write_config(cache / "snapshots" / "aaaa", QWEN)
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text("aaaa\n")
-    assert from_config(cache) == from_config(QWEN)
+    assert from_config(cache) == replace(from_config(QWEN), name="org/name")
+    (cache / "refs" / "main").unlink()
+    with pytest.raises(CheckpointValueError, match="2 snapshots, and refs/main names none"):
+        from_config(cache)
+    assert from_config(cache / "snapshots" / "aaaa").name == "org/name"
+
+
+def test_a_config_object_of_a_folder_gives_what_its_file_gives(tmp_path: Path) -> None:
+    """What the class does not know, such as mamba_ssm_dtype, it keeps."""
+    transformers = pytest.importorskip("transformers")
+    told = {"model_type": "qwen3_5_text", "mamba_ssm_dtype": "float32", "num_hidden_layers": 8}
+    folder = write_config(tmp_path / "model", QWEN | told | {"layer_types": None})
+    model = from_config(transformers.AutoConfig.from_pretrained(folder))
+    assert model.recurrent_dtype == "float32"
+    assert (model.recurrent_layers, model.attention_layers) == (6, 2)
+    file = from_config(folder, recurrent_layers=6, attention_layers=2)
+    assert replace(model, name="model") == file
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral", "gpt_oss"])
@@ -515,15 +533,56 @@ def test_draft_layers_attend_where_drafts_are_on() -> None:
     assert from_config(config).attention_layers == 2
     drafting = from_config(config, spec=2)
     assert drafting.attention_layers == 3
-    assert any("1 draft layers attend" in note for note in drafting.notes)
+    assert "assumed: draft layers (1) attend, and cache as the others do" in drafting.notes
+    assert any("draft layers (1) are left out" in note for note in from_config(config).notes)
 
 
 def test_what_was_assumed_is_said() -> None:
     assert "the engine's default" in from_config(QWEN).notes[0]
     named = from_config(QWEN | {"mamba_ssm_dtype": "float32"})
     assert named.notes[0] == "recurrent state float32: as mamba_ssm_dtype says"
-    told = from_config(QWEN, recurrent_dtype="fp32", kv_dtype="fp8")
+    assert from_config(QWEN | {"mamba_ssm_dtype": "auto"}).notes == from_config(QWEN).notes
+    assert [note.split(":")[0] for note in from_config(QWEN).notes] == [
+        "recurrent state bf16", "window bf16", "attention cache bf16"
+    ]  # fmt: skip
+    told = from_config(QWEN, recurrent_dtype="fp32", kv_dtype="fp8", conv_dtype="bf16")
     assert told.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"num_experts": 512}, "the 512 experts change no size here"),
+        ({"layer_types": ["linear_attention", "sliding"]}, "some are of the kind sliding"),
+        ({"layer_types": ["full_attention"]}, "every layer attends and nothing recurrent"),
+        ({"layer_types": ["linear_attention"]}, "no layer attends"),
+    ],
+)
+def test_what_the_layers_counts_rest_on_is_said(fields: dict[str, object], sentence: str) -> None:
+    assert any(sentence in note for note in from_config(QWEN | fields).notes)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layer_types": 5},
+        {"layers_block_type": True},
+        {"layer_types": None, "num_hidden_layers": 8, "attn_layer_indices": 3},
+        {"layer_types": None, "num_hidden_layers": 8, "linear_attn_config": "x"},
+        {"layer_types": None, "num_hidden_layers": 8, "attn_layer_period": 2,
+         "attn_layer_offset": "x"},
+        {"text_config": [1]},
+    ],
+)  # fmt: skip
+def test_a_field_of_the_wrong_shape_is_refused_by_name(fields: dict[str, object]) -> None:
+    wrong = list(fields)[-1]
+    with pytest.raises(CheckpointTypeError, match=wrong):
+        from_config(QWEN | fields)
+
+
+def test_layers_are_counted_however_many_a_config_claims() -> None:
+    config = QWEN | {"layer_types": None, "num_hidden_layers": 10**30, "attn_layer_period": 8}
+    assert from_config(config | {"attn_layer_offset": 4}).attention_layers == 10**30 // 8
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,15 @@ def test_the_causes_of_each_request_add_up_to_what_it_computed(
         assert same(missed, explain_misses_plainly(trace, rule, block=8, budget=24, **options))
 
 
+def test_a_block_off_the_grain_is_explained_in_finer_blocks() -> None:
+    trace = random_trace(3)
+    missed = explain_misses(trace, "last+junction", block=6)
+    assert same(missed, explain_misses_plainly(trace, "last+junction", block=6))
+    assert missed.replay.notes
+    total = sum(missed.tokens[cause] for cause in CAUSES)
+    assert (total == missed.replay.prompt - missed.replay.reused).all()
+
+
 def test_nothing_is_evicted_from_unlimited_memory_and_something_from_a_small_pool() -> None:
     trace = random_trace(1)
     free = explain_misses(trace, "all", block=4)

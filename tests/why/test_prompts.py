@@ -64,7 +64,7 @@ def draw_settings(draw: Random) -> Settings | None:
 
 def test_joint_hits_of_random_pairs_are_the_engine_room_s() -> None:
     compared = hits = 0
-    for seed in range(700):
+    for seed in range(450):
         draw = Random(seed)
         settings = draw_settings(draw)
         if settings is None:
@@ -90,7 +90,7 @@ def test_joint_hits_of_random_pairs_are_the_engine_room_s() -> None:
         assert sum(verdict.causes.values()) == verdict.recomputed, seed
         assert min(verdict.causes.values()) >= 0, seed
         compared, hits = compared + 1, hits + (second[1] > 0)
-    assert compared > 500
+    assert compared > 300
     assert 0.2 < hits / compared < 0.9
 
 
