@@ -46,7 +46,7 @@ from mambackpt.replay.serve.stale import (
     watch_states,
 )
 from mambackpt.replay.serve.traces import replay_engine
-from mambackpt.replay.source import is_generated, open_trace
+from mambackpt.replay.source import LOADS, is_generated, open_trace
 from mambackpt.replay.sweep import Sweep, sweep
 from mambackpt.replay.timeline import timeline_json
 from mambackpt.replay.trace import Trace, TraceStatistics, describe_trace, trace_from_tokens

@@ -8,7 +8,7 @@ from shlex import quote
 
 from mambackpt.cli import bytes_of, layer_counts, whole_number, whole_numbers
 from mambackpt.errors import CheckpointValueError
-from mambackpt.models import BootLog, HybridModel, read_boot_log
+from mambackpt.models import BootLog, read_boot_log
 from mambackpt.replay import PrefillRate, Trace, is_generated, open_trace
 from mambackpt.review.pack import build_review, writable
 from mambackpt.review.question import LENGTHS, Question
