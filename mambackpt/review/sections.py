@@ -39,9 +39,9 @@ from mambackpt.review.question import Question
 from mambackpt.why import explain_hit, resend_stairs, with_drop
 
 RULES = {
-    "last": "only the prompt's last boundary",
-    "last+junction": "and where prefixes part",
-    "last+junction+chunk": "and every chunk end",
+    "last": "the prompt's last boundary",
+    "last+junction": "the last boundary and where prefixes part",
+    "last+junction+chunk": "the last boundary, where prefixes part and every chunk end",
     "all": "every boundary",
 }
 
@@ -198,7 +198,7 @@ def staircase(question: Question) -> tuple[Section, dict[str, Drawing]]:
         figure, [ax, note] = sheet(finding, [14, 1.4], left=5, right=11)
         for (words, (x, y)), colour in zip(curves.items(), (STATE, GREY), strict=True):
             ax.plot(x, y, color=colour, label=words)
-            ax.annotate(words, (x[-1], y[-1]), (6, 0), textcoords="offset points", va="center")
+            ax.annotate(words, (x[-1], max(y)), (8, 0), textcoords="offset points", va="center")
         fit_y(ax, [y for _, y in curves.values()], least=0)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(lambda value, _: numeral(value))
