@@ -52,6 +52,23 @@ def whole_numbers(option: str, text: str, *, least: int = 1) -> list[int]:
     return [int(part) for part in numbers]
 
 
+def layer_counts(option: str, text: str) -> tuple[int, int]:
+    """Return the recurrent and attention layers that an option was given.
+
+    >>> layer_counts("--layers", "36,12")
+    (36, 12)
+
+    Raises CheckpointValueError for anything else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+        raise CheckpointValueError(
+            f"{option} is {text!r}; expected recurrent and attention layers, two whole numbers. "
+            f"Try {option} 36,12."
+        )
+    return int(parts[0]), int(parts[1])
+
+
 def bytes_of(option: str, text: str) -> int:
     """Return a size in bytes: decimal units (GB) and binary ones (GiB).
 

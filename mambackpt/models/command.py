@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from mambackpt.cli import bytes_of, table, whole_number, whole_numbers
+from mambackpt.cli import bytes_of, layer_counts, table, whole_number, whole_numbers
 from mambackpt.errors import CheckpointValueError
 from mambackpt.models.capacity import Capacity
 from mambackpt.models.config import from_config
@@ -13,11 +13,12 @@ from mambackpt.models.hosts import host_checkpoint_bytes, smallest_chunk
 from mambackpt.models.hybrid import HybridModel
 from mambackpt.models.layers import KV_DTYPES
 from mambackpt.models.presets import PRESETS
-from mambackpt.models.slots import balanced_split, slots_per_request
+from mambackpt.models.slots import balanced_split, host_tier_bytes, slots_per_request
 
 Sizes = dict[str, tuple[float | None, str]]
 
-_LENGTHS = "8000,32000,128000"
+_LENGTHS, _MAX_LEN = "8000,32000,128000", "262144"
+_POOL_ONLY = ("max_len", "seqs", "lengths", "every", "host_tier", "checkpoint_blocks")
 _DTYPES = {"recurrent_dtype": "recurrent state", "conv_dtype": "window", "kv_dtype": "attention"}
 
 
@@ -41,10 +42,12 @@ def _parser() -> argparse.ArgumentParser:
     say("--block", dest="user_block_size", type=int, help="the block you ask for, in tokens")
     pool = parser.add_argument_group("what a pool holds")
     pool.add_argument("--pool", help="cache of one device, such as 20GB or 16GiB")
-    pool.add_argument("--max-len", default="262144", help="tokens of the longest request [262144]")
+    pool.add_argument("--max-len", help=f"tokens of the longest request [{_MAX_LEN}]")
     pool.add_argument("--seqs", help="requests that are to run at once")
-    pool.add_argument("--lengths", default=_LENGTHS, help=f"of conversations [{_LENGTHS}]")
-    pool.add_argument("--checkpoint-blocks", default="0", help="reserved per group [0]")
+    pool.add_argument("--lengths", help=f"of conversations [{_LENGTHS}]")
+    pool.add_argument("--host-tier", help="a host tier of SGLang, such as 100GB")
+    pool.add_argument("--every", help="blocks between kept states [8]")
+    pool.add_argument("--checkpoint-blocks", help="reserved per group [0]")
     say("--json", action="store_true", help="print JSON")
     return parser
 
@@ -59,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
     Returns 0. A refused input raises a CheckpointError.
     """
     args = _parser().parse_args(argv)
+    _check_pool(args)
     models = [_model(name, args) for name in args.model or PRESETS]
     pools = [_Pool(model, args) for model in models] if args.pool else []
     if args.json:
@@ -79,6 +83,21 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _check_pool(args: argparse.Namespace) -> None:
+    """Refuse a pool of no model, and options of a pool without one."""
+    if args.pool and not args.model:
+        raise CheckpointValueError(
+            "--pool is given and no model; expected whose pages fill it. "
+            "Try size qwen3.5-27b --pool 20GB."
+        )
+    for name in _POOL_ONLY:
+        if getattr(args, name) is not None and not args.pool:
+            raise CheckpointValueError(
+                f"--{name.replace('_', '-')} is given without --pool, and says something of a pool "
+                "only; expected its bytes. Try --pool 20GB."
+            )
+
+
 def _model(name: str, args: argparse.Namespace) -> HybridModel:
     """The model of this name, served as the options say."""
     model = PRESETS.get(name)
@@ -91,13 +110,8 @@ def _model(name: str, args: argparse.Namespace) -> HybridModel:
         if (value := getattr(args, option)) is not None
     }
     if args.layers:
-        counts = whole_numbers("--layers", args.layers)
-        if len(counts) != 2:
-            raise CheckpointValueError(
-                f"--layers is {args.layers!r}; expected recurrent and attention layers. "
-                "Try --layers 36,12."
-            )
-        options |= {"recurrent_layers": counts[0], "attention_layers": counts[1]}
+        recurrent, attention = layer_counts("--layers", args.layers)
+        options |= {"recurrent_layers": recurrent, "attention_layers": attention}
     if model is None:
         return from_config(name, **options)
     if options:
@@ -152,9 +166,7 @@ def _print_sizes(
 
 def _home(model: HybridModel, field: str) -> str:
     """Where a dtype comes from that no option gave."""
-    if model.name in PRESETS:
-        return "as the preset has it"
-    return "see below"
+    return "the preset's" if model.name in PRESETS else "see below"
 
 
 def _print_columns(models: Sequence[HybridModel], sizes: Sequence[Sizes]) -> None:
@@ -242,9 +254,11 @@ class _Pool:
     def __init__(self, model: HybridModel, args: argparse.Namespace) -> None:
         self.model, self.seqs = model, args.seqs and whole_number("--seqs", args.seqs)
         self.pool_bytes = bytes_of("--pool", args.pool)
-        self.max_len = whole_number("--max-len", args.max_len)
-        self.lengths = whole_numbers("--lengths", args.lengths)
-        kept = whole_number("--checkpoint-blocks", args.checkpoint_blocks, least=0)
+        self.max_len = whole_number("--max-len", args.max_len or _MAX_LEN)
+        self.lengths = whole_numbers("--lengths", args.lengths or _LENGTHS)
+        self.host_tier = args.host_tier and bytes_of("--host-tier", args.host_tier)
+        self.every = whole_number("--every", args.every or "8")
+        kept = whole_number("--checkpoint-blocks", args.checkpoint_blocks or "0", least=0)
         self.capacity: Capacity = model.capacity(
             self.pool_bytes, self.max_len, checkpoint_blocks=kept
         )
@@ -279,12 +293,23 @@ class _Pool:
                 holds.earlier_logged_tokens,
                 "the same line of older releases (times concurrency it is no length)",
             ),
-            "slots_per_request": (slots, "state slots of a running request (SGLang, extra_buffer)"),
+            "slots_per_request": (
+                slots,
+                "state slots of a running request (SGLang, extra_buffer; "
+                f"{slots_per_request('no_buffer')} with no_buffer)",
+            ),
             "balanced_state_bytes": (
                 states,
                 f"bytes for states in a balanced split for {self.max_len:,} tokens (SGLang)",
             ),
         }
+        if self.host_tier:
+            attention, states = host_tier_bytes(self.host_tier)
+            rows["host_tier_bytes"] = (
+                attention + states,
+                f"bytes of a host tier of that size (SGLang): {states:,} for states, and again "
+                "for attention",
+            )
         if self.seqs:
             rows["live_at_once"] = (
                 holds.live_requests(self.max_len),
@@ -298,12 +323,14 @@ class _Pool:
         rows: list[list[object]] = []
         for tokens in self.lengths:
             blocks = tokens // holds.block
-            if blocks:
-                counts = [1, -(-blocks // 8), blocks]
+            if tokens > self.max_len:
+                rows.append([tokens, *["above --max-len"] * 3])
+            elif blocks:
+                counts = [1, -(-blocks // self.every), blocks]
                 rows.append([tokens, *(holds.cached_requests(tokens, n) for n in counts)])
             else:
                 rows.append([tokens, *["below a block"] * 3])
-        header = ["tokens", "last state alone", "every 8 blocks", "every block"]
+        header = ["tokens", "last state alone", f"every {self.every} blocks", "every block"]
         print(f"\n{self.model.name}: conversations that stay cached at once, by states kept")
         print(table(header, rows, words=0))
 

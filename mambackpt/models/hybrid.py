@@ -164,4 +164,9 @@ class HybridModel:
                 f"{kind} of {self.name} is {count}; expected a known count. Try --layers R,A on "
                 f"the command line, or dataclasses.replace(model, {kind}=...)."
             )
+        if count < self.stages:
+            raise CheckpointValueError(
+                f"stages is {self.stages} and {kind} of {self.name} is {count}; expected at most "
+                f"as many stages. Try {count}."
+            )
         return -(-count // self.stages)

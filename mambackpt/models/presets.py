@@ -20,8 +20,17 @@ _MODELS = [
     replace(_27b, name="qwen3.5-27b-fp8-mtp2", kv_dtype="fp8", spec=2),
     replace(_27b, name="qwen3.5-27b-fp8-mtp3", kv_dtype="fp8", spec=3),
     HybridModel("qwen3.5-397b-a17b-tp2", GDN(16, 64, 128), _GQA(2, 256), _LOG, ranks=2),
-    _next := HybridModel("qwen3-next", _GDN_32, _GQA(2, 256), _FORMULA),
-    replace(_next, name="qwen3-next-bf16", recurrent_dtype="bf16"),
+    _next := HybridModel(
+        "qwen3-next",
+        _GDN_32,
+        _GQA(2, 256),
+        _FORMULA,
+        notes=(
+            "state in fp32 (--mamba-ssm-cache-dtype float32); its config.json names no dtype, and "
+            "the engine's default is bf16: qwen3-next-bf16",
+        ),
+    ),
+    replace(_next, name="qwen3-next-bf16", recurrent_dtype="bf16", notes=()),
     _nano := HybridModel("nemotron-3-nano", _NANO, _GQA(2, 128), _LOG),
     replace(_nano, name="nemotron-3-nano-fp16", recurrent_dtype="fp16"),
     replace(_nano, name="nemotron-3-nano-fp16-fp8", recurrent_dtype="fp16", kv_dtype="fp8"),

@@ -208,3 +208,37 @@ def test_an_impossible_pool_is_refused() -> None:
         PRESETS["qwen3-next"].capacity(1000, 262_144)
     with pytest.raises(CheckpointError, match="leaves no block"):
         PRESETS["qwen3-next"].capacity(10**10, 262_144).cached_requests(100, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--pool", "20GB"], "--pool is given and no model"),
+        (["qwen3-next", "--seqs", "4"], "--seqs is given without --pool"),
+        (["qwen3-next", "--lengths", "4"], "--lengths is given without --pool"),
+        (["qwen3.5-27b", "--pp", "100"], "stages is 100 and recurrent_layers of qwen3.5-27b is 48"),
+        (["qwen3-next", "--layers", "36"], "Try --layers 36,12"),
+        (["qwen3-next", "--layers", "a,b"], "Try --layers 36,12"),
+    ],
+)
+def test_options_that_would_not_be_heeded_are_refused(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["size", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_conversation_above_the_longest_request_is_not_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--pool", "20GB", "--max-len", "16000", "--lengths", "8000,32000"]
+    assert main(["size", "qwen3.5-27b", *options]) == 0
+    assert "above --max-len" in capsys.readouterr().out
+
+
+def test_a_preset_says_why_its_config_gives_another_block(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """1,056 with an fp32 state; 544 with the engine's default for its config.json."""
+    assert main(["size", "qwen3-next"]) == 0
+    assert "the engine's default is bf16" in capsys.readouterr().out

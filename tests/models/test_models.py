@@ -429,7 +429,7 @@ def test_the_size_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> 
     assert "524  tokens of one attention layer that cost as much as a state" in said
     assert "1,572  tokens of attention cache that cost as much as a checkpoint" in said
     assert "51,511,296  bytes of a checkpoint of all recurrent layers, 51.51 MB" in said
-    assert "recurrent state: fp32 (as the preset has it)" in said
+    assert "recurrent state: fp32 (the preset's)" in said
 
 
 def test_the_size_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
