@@ -2,15 +2,16 @@
 
 import argparse
 from collections.abc import Sequence
+from math import gcd
 from pathlib import Path
 from typing import Any
 
 from mambackpt.cli import whole_number, whole_numbers
 from mambackpt.draw import MEDIA
-from mambackpt.errors import checked_choice
+from mambackpt.errors import CheckpointValueError, checked_choice
 from mambackpt.figures.registry import FIGURES, checked_options, save_figures
 from mambackpt.replay import PrefillRate, open_trace
-from mambackpt.why import find_model
+from mambackpt.why import common_settings, find_model
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,7 +54,13 @@ def _options_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.block is not None:
         options["block"] = whole_number("--block", args.block)
     if args.hash is not None:
-        options["hash"] = whole_number("--hash", args.hash)
+        options["hash"] = unit = whole_number("--hash", args.hash)
+        block = options.get("block") or common_settings(options.get("model")).mamba_block_size
+        if block % unit:
+            raise CheckpointValueError(
+                f"--hash is {unit} and the block {block}; expected a unit that divides the block. "
+                f"Try --hash {gcd(unit, block)}."
+            )
     if args.margin is not None:
         options["margin"] = whole_numbers("--margin", args.margin)
     if args.prefill_rate is not None:

@@ -22,7 +22,7 @@ from mambackpt.cli import (
 from mambackpt.errors import CheckpointValueError
 from mambackpt.models import PRESETS
 from mambackpt.replay.case import EVICTIONS, Options
-from mambackpt.replay.missed_command import add_why_options, asks_why, tell_why
+from mambackpt.replay.missed_command import add_why_options, asks_why, refuse_why, tell_why
 from mambackpt.replay.rules import RULES
 from mambackpt.replay.serve import command as serve_command
 from mambackpt.replay.source import SHAPES, add_trace_options, trace_of
@@ -96,6 +96,7 @@ def _points(args: argparse.Namespace) -> Points:
 def main(argv: Sequence[str]) -> int:
     """Replay a trace file and print a table; the command ``python -m mambackpt replay``."""
     if any(word.split("=")[0] == "--engine" for word in argv):
+        refuse_why(argv)
         return serve_command.main(argv)
     args = _parser().parse_args(argv)
     why = asks_why(args)

@@ -23,6 +23,17 @@ def add_why_options(add: Callable[..., Any]) -> None:
     add("--prefill-rate", help="your engine's prompt tokens per second, such as 12000,3000")
 
 
+def refuse_why(words: Sequence[str]) -> None:
+    """Refuse to tell why of an engine's own cache, whose states no placement rule placed."""
+    for word in words:
+        option = word.split("=")[0]
+        if option in ("--why", "--why-csv", "--prefill-rate"):
+            raise CheckpointValueError(
+                f"{option} is given with --engine; expected a placement rule, whose states are "
+                f"known by their place. Try --rule last+junction in place of --engine."
+            )
+
+
 def asks_why(args: argparse.Namespace) -> bool:
     """Return whether these options ask for verdicts; refuse what would tell nothing.
 

@@ -137,7 +137,7 @@ def _choices(settings: Settings, rule: str | None, shared: int) -> dict[str, Seq
     if rule is None:
         steps = {*(block << power for power in range(8)), shared // block * block} - {0}
         offered |= {
-            "retention": [*sorted(steps, reverse=True), None, 0],
+            "retention": [0, None, *sorted(steps, reverse=True)],
             "checkpoint_alignment": [16, 1, 64, None],
             "shared_prefix_checkpoint": [True] if settings.drop_eagle_block else [],
         }

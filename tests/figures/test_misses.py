@@ -86,7 +86,11 @@ def test_options_that_a_figure_ignores_are_refused(tmp_path: Path) -> None:
         (["staircase", "--model", "qwen"], "--model is 'qwen'"),
         (["margin-map", "--margin", "x"], "--margin is 'x'"),
         (["staircase", "--prefill-rate", "x"], "--prefill-rate is 'x'"),
-        (["staircase", "--block", "528", "--hash", "100"], "528"),
+        (["staircase", "--block", "528", "--hash", "100"], "--hash is 100 and the block 528"),
+        (
+            ["margin-map", "--model", "kimi-k3", "--hash", "100"],
+            "--hash is 100 and the block 11392",
+        ),
     ):
         with pytest.raises(CheckpointValueError, match=re.escape(message)):
             main([*words, *out, "--processes", "1"])

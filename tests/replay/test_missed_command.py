@@ -94,6 +94,11 @@ def test_a_rate_without_verdicts_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert "--prefill-rate is given without --why" in capsys.readouterr().err
 
 
+def test_why_of_an_engine_s_own_cache_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "chat:50", "--engine", "sglang", "--why"]) == 2
+    assert "--why is given with --engine" in capsys.readouterr().err
+
+
 def test_rates_in_words() -> None:
     assert str(PrefillRate.of("3000,12000")) == "12,000 and 3,000 prompt tokens a second"
     assert PrefillRate.of("12_000").words(6000) == "0.50 s"
