@@ -2,5 +2,6 @@
 
 from mambackpt.review.pack import Review, build_review
 from mambackpt.review.question import Question
+from mambackpt.review.show import PARTS, part_of, show_part
 
-__all__ = ["Question", "Review", "build_review"]
+__all__ = ["PARTS", "Question", "Review", "build_review", "part_of", "show_part"]

@@ -1,32 +1,18 @@
 """A review pack: an HTML page, the same as Markdown, and figures, written whole or not at all."""
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
-from typing import TypeAlias
 
 from mambackpt.cli import checked_output, write_whole
 from mambackpt.draw import Drawing, style
 from mambackpt.errors import CheckpointValueError
-from mambackpt.review import sections
 from mambackpt.review.page import Command, Picture, Section, Words, html_page, markdown_page
 from mambackpt.review.question import Question
-
-_Made: TypeAlias = tuple[Section, dict[str, Drawing]]
-_PARTS: Sequence[Callable[[Question], Section | _Made]] = (
-    sections.assumptions,
-    sections.capacity,
-    sections.landing,
-    sections.staircase,
-    sections.rules,
-    sections.missed,
-    sections.retention,
-    sections.lockstep,
-    sections.advice,
-)
+from mambackpt.review.show import PARTS, part_of
 
 
 @dataclass(frozen=True)
@@ -59,13 +45,6 @@ def writable(folder: Path) -> None:
     checked_output("--out", folder / "index.html")
 
 
-def build_sections(question: Question) -> Iterator[tuple[Section, dict[str, Drawing]]]:
-    """Compute one section after the other, each with its figures by name."""
-    for part in _PARTS:
-        made = part(question)
-        yield made if isinstance(made, tuple) else (made, {})
-
-
 def build_review(question: Question, *, command: Sequence[str] = ()) -> Review:
     """Compute every section of a review and return its files; nothing is written.
 
@@ -81,7 +60,8 @@ def build_review(question: Question, *, command: Sequence[str] = ()) -> Review:
     """
     page: list[Section] = []
     files: dict[str, bytes] = {}
-    for section, drawings in build_sections(question):
+    for part in PARTS:
+        section, drawings = part_of(question, part)
         pictures = []
         for name, drawing in drawings.items():
             files |= {f"{name}.{kind}": drawn for kind, drawn in _drawn(drawing).items()}

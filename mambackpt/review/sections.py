@@ -1,8 +1,9 @@
 """The sections of a review: each computes what it says, and says from what."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from typing import TypeAlias
 
 from mambackpt.draw import (
     GREY,
@@ -25,6 +26,7 @@ from mambackpt.draw import (
     write_note,
 )
 from mambackpt.engine import (
+    Report,
     branching_chats,
     check_lockstep,
     chunk_ends,
@@ -38,6 +40,7 @@ from mambackpt.review.page import Command, Part, Section, Table, Words
 from mambackpt.review.question import Question
 from mambackpt.why import explain_hit, resend_stairs, with_drop
 
+Drawn: TypeAlias = tuple[Section, dict[str, Drawing]]
 RULES = {
     "last": "the prompt's last boundary",
     "last+junction": "the last boundary and where prefixes part",
@@ -92,7 +95,7 @@ def _replay(question: Question, rule: str, at: int = 0) -> Replay:
     return replay(question.traces[at], rule, block=question.geometry.M, **question.options)
 
 
-def landing(question: Question) -> tuple[Section, dict[str, Drawing]]:
+def landing(question: Question) -> Drawn:
     """Which states a prompt of each length leaves, and where it resumes when it is sent again."""
     geometry, rows, lanes = question.geometry, [], []
     for length in question.lengths:
@@ -133,7 +136,7 @@ def landing(question: Question) -> tuple[Section, dict[str, Drawing]]:
     return Section("Where checkpoints land", [table]), {"landing": drawing}
 
 
-def capacity(question: Question) -> Section | tuple[Section, dict[str, Drawing]]:
+def capacity(question: Question) -> Section | Drawn:
     """What the sizes are, and what the pool holds of them."""
     model = question.model
     table = Table("Bytes of one device, sizes in tokens.", ["size", "value"], list(sizes(model)))
@@ -171,7 +174,7 @@ def capacity(question: Question) -> Section | tuple[Section, dict[str, Drawing]]
     return Section(title, [table, pool, chats]), {"capacity": drawing}
 
 
-def staircase(question: Question) -> tuple[Section, dict[str, Drawing]]:
+def staircase(question: Question) -> Drawn:
     """What a prompt that is sent again recomputes, over its length, with and without a drop."""
     settings, block = question.settings, question.geometry.M
     longest = 4 * block
@@ -210,7 +213,7 @@ def staircase(question: Question) -> tuple[Section, dict[str, Drawing]]:
     return Section("The staircase of a prompt sent again", [table]), {"staircase": drawing}
 
 
-def missed(question: Question) -> tuple[Section, dict[str, Drawing]]:
+def missed(question: Question) -> Drawn:
     """Why the computed tokens of the trace were not reused, under the engine's own placement."""
     found = explain_misses(question.trace, _BASE, block=question.geometry.M, **question.options)
     totals = [row for row in found.totals() if row["tokens"]]
@@ -249,7 +252,7 @@ def missed(question: Question) -> tuple[Section, dict[str, Drawing]]:
 _BASE = "last+junction"
 
 
-def rules(question: Question) -> tuple[Section, dict[str, Drawing]]:
+def rules(question: Question) -> Drawn:
     """The placement rules on the trace, with what their difference is worth."""
     compared = compare_rules(question)
     several = len(question.traces) > 1
@@ -317,7 +320,7 @@ def _traffic(question: Question) -> str:
     return f"{requests:,} requests ({question.trace.name}), {blocks}, {pool}"
 
 
-def retention(question: Question) -> tuple[Section, dict[str, Drawing]]:
+def retention(question: Question) -> Drawn:
     """How far apart states may be kept before more is recomputed than saved."""
     block = question.geometry.M
     every = [block << power for power in range(7)]
@@ -365,24 +368,24 @@ def lockstep(question: Question) -> Section:
         f"that is not the one its key promises; {counts.mislabelled:,} blocks carry a key that "
         "they do not hold.",
     ]
+    title = "Does every key hold its state?"
     if not report.smallest:
         words.append("Every promise was kept.")
-        return Section("Does every key hold its state?", [Words(words)])
+        return Section(title, [Words(words), _lockstep_table({str(settings.variant): report})])
     words.append("The smallest history that breaks a promise:")
-    fixes = compare_variants(chats, settings)
-    rows = [
-        [name, found.counts.wrong_restores, found.counts.mislabelled, found.counts.reused_tokens,
-         found.counts.prefill_chunks]
-        for name, found in fixes.items()
-    ]  # fmt: skip
-    table = Table(
-        "The same chats under other scheduler rules, and what a fix costs.",
-        ["scheduler", "wrong restores", "wrong keys", "reused", "prefill chunks"],
-        rows,
-    )
     history = [*describe_history(report.smallest), *map(str, report.broken)]
-    parts: list[Part] = [Words(words), Words(history, listed=True), table]
-    return Section("Does every key hold its state?", parts)
+    table = _lockstep_table(compare_variants(chats, settings))
+    return Section(title, [Words(words), Words(history, listed=True), table])
+
+
+def _lockstep_table(reports: Mapping[str, Report]) -> Table:
+    rows = [
+        [name, found.counts.hits, found.counts.wrong_restores, found.counts.mislabelled,
+         found.counts.reused_tokens, found.counts.prefill_chunks]
+        for name, found in reports.items()
+    ]  # fmt: skip
+    header = ["scheduler", "hits", "wrong restores", "wrong keys", "reused", "prefill chunks"]
+    return Table("The same chats under each scheduler's rules, and what a fix costs.", header, rows)
 
 
 def assumptions(question: Question) -> Section:
@@ -447,12 +450,14 @@ def advice(question: Question) -> Section:
             "finer unit helps prompts below a block, but see whether every key holds its state."
         )
     name, block = question.model.name, geometry.M
+    aligned = question.scaled.checkpoint_alignment
+    grid = "--no-checkpoints" if aligned is None else f"--alignment {aligned}"
     lines = [
         f"python -m mambackpt replay YOUR-TRACE --rule {chosen.rule},all --block {block}",
         f"python -m mambackpt size {name}",
         f"python -m mambackpt lockstep --block {question.scaled.mamba_block_size} --hash "
-        f"{question.scaled.hash_block_size} --alignment {question.scaled.checkpoint_alignment} "
-        f"--budget {question.scaled.budget}",
+        f"{question.scaled.hash_block_size} {grid} --budget {question.scaled.budget}"
+        f"{' --drop' * question.drop}",
     ]
     said: list[Part] = [
         Words(words, listed=True), Words(["To check it on your own:"]), Command(lines)
