@@ -90,12 +90,11 @@ def test_the_wrong_restore_is_the_one_of_notebook_04() -> None:
     assert (len(wrong.prompt), wrong.promised, wrong.held) == (140, 128, 96)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [n for n, one in ARCHITECTURES.items() if "Mamba" in one.layer])
 def test_a_window_is_complete_where_the_query_s_first_inputs_are_too_few(name: str) -> None:
     """X02, vllm PR #56196: the missing part comes from the window before the query."""
     model = load_model(name)
-    if not on_any_token(model):
-        pytest.skip("its kernel emits no state two tokens into a query")
+    assert on_any_token(model)
     completed = compare(*short_cut(model, "complete"), 10 * spread(model))
     assert completed.equal
     assert not compare(*short_cut(model, "engine"), completed.allowed).equal
