@@ -44,7 +44,7 @@ IMPORTS: dict[str, set[str]] = {
     "explore": {"draw", "errors", "figures", "geometry", "models", "planner", "replay"},
     "figures": {
         *("bench", "cli", "draw", "engine", "errors", "geometry", "models", "planner", "replay"),
-        "why",
+        *("resume", "why"),
     },
 }
 

@@ -29,6 +29,7 @@ from mambackpt.resume.faults import (
     bf16_errors,
     fault_rows,
     find_fault,
+    released_answers,
     wrong_restore,
 )
 from mambackpt.resume.gap import Way, gap_model, gap_ways
@@ -85,6 +86,7 @@ __all__ = [
     "live_logits",
     "load_model",
     "random_prompt",
+    "released_answers",
     "spread",
     "ssd_by_token",
     "ssd_chunks",

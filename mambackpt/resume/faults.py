@@ -199,12 +199,40 @@ def wrong_restore() -> WrongRestore:
 
 @named("the released wrong restore", "a key promises 128 tokens, its block holds the state of 96")
 def _released(model: TinyModel) -> Answers:
+    prompt, pools, _, wrong = _released_pools(model)
+    return _resumed(model, prompt, pools, wrong)
+
+
+def _released_pools(model: TinyModel) -> tuple[list[int], Pools, Stored, Stored]:
+    """The prompt of the wrong hit, the pools, what its key promises, and what its block holds."""
     wrong = wrong_restore()
     prompt, pools = list(wrong.prompt), Pools(model, CacheGeometry(16, 64, None, 16))
     held, promised = pools.store_ends(
         [model.run(prompt[: wrong.held]), model.run(prompt[: wrong.promised])]
     )
-    return _resumed(model, prompt, pools, replace(promised, block=held.block))
+    return prompt, pools, promised, replace(promised, block=held.block)
+
+
+@one_thread()
+def released_answers(model: TinyModel, length: int = 24) -> tuple[list[int], list[int]]:
+    """Return what a model says after the wrong hit's prompt: from the right state, and from it.
+
+    >>> right, wrong = released_answers(load_model("mamba-2"), 4)
+    >>> len(right), len(wrong)
+    (4, 4)
+
+    Always the likeliest token.
+    """
+    prompt, pools, *kept = _released_pools(model)
+    answers = []
+    for stored in kept:
+        run = model.run(prompt[stored.position :], pools.restore(stored))
+        said = [int(run.logits[-1].argmax())]
+        while len(said) < length:
+            run = model.run(said[-1:], run.cache)
+            said.append(int(run.logits[-1].argmax()))
+        answers.append(said)
+    return answers[0], answers[1]
 
 
 @named("memory stored in bf16", "a float32 memory is rounded on its way to the pool", with_memory)
