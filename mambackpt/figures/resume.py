@@ -13,6 +13,7 @@ from mambackpt.draw import (
     draw_curves,
     draw_heatmap,
     left_margin,
+    numeral,
     sheet,
     style,
 )
@@ -21,14 +22,19 @@ from mambackpt.figures.registry import named
 from mambackpt.models import PRESETS
 from mambackpt.resume import Comparison, Fault, Way
 
+_TICKS = (0.0001, 0.01, 1)
 _FLOOR = 1e-4  # differences below are rounding, in float32 and in these models
-_WHOLE = ("qwen3-next-bf16", "qwen3-next", "kimi-k3-tp8", "kimi-k3")
+_WHOLE = (
+    *("qwen3.5-4b", "qwen3-next", "granite-4-h-small", "kimi-linear-48b", "nemotron-3-nano"),
+    *("kimi-k3", "nemotron-3-super"),
+)
 
 
 @named("checkpoint-in-tokens")
 def _checkpoint_in_tokens() -> Drawing:
     """The bytes of one checkpoint of whole models, in tokens of their own attention cache."""
-    models = [PRESETS[name] for name in _WHOLE]
+    models = sorted((PRESETS[name] for name in _WHOLE), key=lambda model: model.exchange_rate)
+    names = [model.name for model in models]
     rates = [round(model.exchange_rate) for model in models]
     words = [
         f"{rate:,}  ({model.model_state_bytes / 1e6:,.1f} MB / {model.model_token_bytes:,} B)"
@@ -38,10 +44,10 @@ def _checkpoint_in_tokens() -> Drawing:
         f"One checkpoint weighs as much as the attention cache of {min(rates):,} to {max(rates):,} "
         "tokens."
     )
-    figure, [ax] = sheet(finding, [bars_height(len(models))], left=left_margin(_WHOLE))
+    figure, [ax] = sheet(finding, [bars_height(len(models))], left=left_margin(names))
     unit = "tokens (bytes of a checkpoint of all layers / attention bytes per token)"
-    draw_bars(ax, _WHOLE, rates, unit=unit, words=words, highlight=[len(models) - 1])
-    bars = describe_bars(_WHOLE, [f"{rate:,}" for rate in rates])
+    draw_bars(ax, names, rates, unit=unit, words=words, highlight=[0, len(models) - 1])
+    bars = describe_bars(names, [f"{rate:,}" for rate in rates])
     return Drawing(figure, finding, f"Bars of tokens per checkpoint: {bars}. {finding}")
 
 
@@ -96,7 +102,7 @@ def draw_fading(
     with style(medium):
         labels = [name for panel in panels.values() for name in panel]
         figure, axes = sheet(
-            finding, [11] * len(panels), left=5.5, right=left_margin(labels) - 0.4, gap=4.4
+            finding, [11] * len(panels), left=6.8, right=left_margin(labels) - 0.4, gap=4.4
         )
         for ax, (model, panel) in zip(axes, panels.items(), strict=True):
             ax.set(xlim=(0.9, 1.1 * last), ylim=(_FLOOR, 10))
@@ -110,6 +116,8 @@ def draw_fading(
                 log_x=True,
             )
             ax.set(xlim=(0.9, 1.1 * last), ylim=(_FLOOR, 10))
+            ax.set_yticks(_TICKS, [numeral(tick) for tick in _TICKS])
+            ax.minorticks_off()
     alt = "; ".join(f"{model}: {describe_curves(panel, '.1g')}" for model, panel in panels.items())
     return Drawing(figure, finding, f"{finding} {alt}.")
 
