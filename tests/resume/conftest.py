@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("transformers", reason="needs the extra [models]: the architectures are its")
-
 from mambackpt.resume import Comparison, Fault, Row, Way, equality_rows, fault_rows, gap_ways
 
 
