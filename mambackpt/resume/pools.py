@@ -145,16 +145,27 @@ class Pools:
         self.builder = MambaPrefillCheckpointBuilder(config, spec)
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Return fresh blocks, the highest first, so that a block's id says nothing."""
+        """Return fresh blocks, the highest first, so that a block's id says nothing.
+
+        Raises CheckpointValueError where too few are left.
+        """
+        if len(self._free) < count:
+            raise CheckpointValueError(
+                f"{count} blocks are asked for and {len(self._free)} are free; expected enough. "
+                "Try Pools(..., blocks=) with more of them."
+            )
         return tuple(self._free.pop() for _ in range(count))
 
-    def table(self, lengths: Sequence[int], spared: bool = True) -> torch.Tensor:
-        """Return a block table: null but for the running column and the checkpoint's before it."""
+    def table(self, lengths: Sequence[int], *, reserve: bool = True) -> torch.Tensor:
+        """Return a block table: null but for the running column and the checkpoint's before it.
+
+        Without ``reserve`` there is none for a checkpoint.
+        """
         M = self.geometry.M
         table = torch.full((len(lengths), max(-(-n // M) for n in lengths)), NULL_BLOCK_ID)
         for row, length in enumerate(lengths):
             running = -(-length // M) - 1
-            for column in range(max(0, running - spared), running + 1):
+            for column in range(max(0, running - reserve), running + 1):
                 [table[row, column]] = self.take(1)
         return table.to(torch.int32)
 
@@ -171,6 +182,7 @@ class Pools:
         """Save each prefill's checkpoint where the planner puts it, all rows in one export a layer.
 
         Each run computed a query that began after ``start`` tokens, whose states are ``initial``.
+        Its last state goes to the running column, as a worker writes it at each step's end.
         Raises CheckpointValueError where a row has no checkpoint: let a step end there instead
         (`store_ends`).
         """
@@ -209,6 +221,10 @@ class Pools:
                 initial_windows=before,
                 short_windows=short_windows,
             )
+        for row, run in enumerate(runs):
+            running = int(table[row, -(-seq_lens[row] // self.geometry.M) - 1])
+            for pool, state in zip(self.states, self._states(run), strict=True):
+                pool.write(running, state)
         return [
             self._keep(run, start + offset, int(column), int(block), inside=True)
             for run, offset, column, block in zip(
@@ -223,7 +239,7 @@ class Pools:
     def store_ends(self, runs: Sequence[Run]) -> list[Stored]:
         """Save the state after each prefill's last token: what is left where a step ends."""
         lengths = [len(run.logits) for run in runs]
-        table = self.table(lengths, spared=False)
+        table = self.table(lengths, reserve=False)
         batch = CommonMetadata.from_lengths(lengths, lengths, table.tolist())
         columns = [-(-length // self.geometry.M) - 1 for length in lengths]
         rows = torch.arange(len(runs))
@@ -235,7 +251,7 @@ class Pools:
             request_rows=rows,
             block_cols=torch.tensor(columns),
         )
-        ended = [take_states(self.model.architecture, run.cache) for run in runs]
+        ended = list(map(self._states, runs))
         for layer, pool in enumerate(self.states):
             left = [states[layer].memory for states in ended]
             MambaPrefillCheckpointExporter(pool.windows.shape[2]).export(
@@ -266,6 +282,9 @@ class Pools:
         for pool, state in zip(self.states, states, strict=True):
             pool.write(block, state)
         return self._filled(block, take_attention(cache))
+
+    def _states(self, run: Run) -> list[LayerState]:
+        return take_states(self.model.architecture, run.cache)
 
     def _filled(self, block: int, attention: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
         states = [

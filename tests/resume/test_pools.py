@@ -24,22 +24,33 @@ def pools_of(name: str, **options: object) -> Pools:
 
 
 @EACH
-def test_only_the_bytes_of_the_reserved_block_are_written(name: str) -> None:
-    """X10: pools start as NaN; the null block, other blocks and the padding stay as they were."""
+def test_only_the_bytes_of_reserved_blocks_are_written(name: str) -> None:
+    """X10: pools start as NaN; the null block, other blocks and the padding stay as they were.
+
+    The table reserves two: one for the checkpoint, one for the running state.
+    """
     pools = pools_of(name)
     run = pools.model.run(random_prompt(100))
-    [stored] = pools.store([run])
-    assert stored.block != 0
+    table = pools.table([100])
+    [stored] = pools.store([run], table=table)
+    assert 0 not in table
+    assert stored.block == table[0, 0]
+    reserved = table[0].tolist()
     for pool in pools.states:
         untouched = pool.pages.clone()
-        untouched[stored.block] = 0xFF
+        untouched[reserved] = 0xFF
         assert bool((untouched == 0xFF).all())
-        written = pool.windows[stored.block].nbytes
-        written += 0 if pool.memories is None else pool.memories[stored.block].nbytes
-        page = pool.pages[stored.block]
-        assert bool((page[written:] == 0xFF).all())
-        assert len(page) > written
-        assert not bool(page[:written].view(torch.float32).isnan().any())
+        written = pool.windows[0].nbytes
+        written += 0 if pool.memories is None else pool.memories[0].nbytes
+        for page in pool.pages[reserved]:
+            assert bool((page[written:] == 0xFF).all())
+            assert len(page) > written
+            assert not bool(page[:written].view(torch.float32).isnan().any())
+
+
+def test_a_pool_that_is_full_says_so() -> None:
+    with pytest.raises(CheckpointValueError, match="3 blocks are asked for and 2 are free"):
+        pools_of("lfm2", blocks=3).take(3)
 
 
 @EACH
