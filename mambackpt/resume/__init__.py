@@ -29,6 +29,7 @@ from mambackpt.resume.faults import (
     bf16_errors,
     fault_rows,
     find_fault,
+    late_memories,
     released_answers,
     wrong_restore,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "find_fault",
     "gap_model",
     "gap_ways",
+    "late_memories",
     "live_logits",
     "load_model",
     "random_prompt",

@@ -298,12 +298,19 @@ def load_model(name: str, seed: int = 0, **sizes: Any) -> TinyModel:
 
 
 def _remember(module: Any) -> None:
-    """Draw step sizes from 0.001 to 0.1, Mamba-2's own range: some defaults forget in a token."""
+    """Let memories carry weight, as trained ones do.
+
+    Steps from 0.001 to 0.1, Mamba-2's own range: some defaults forget within a token. And a Mamba-2
+    layer that adds a tenth of its input: with untrained projections the whole of it hides what was
+    read from the memory.
+    """
     for part in module.modules():
-        bias = getattr(part, "dt_bias", None)
+        bias, skip = getattr(part, "dt_bias", None), getattr(part, "D", None)
         if isinstance(bias, torch.nn.Parameter):
             step = 10 ** (2 * torch.rand_like(bias) - 3)
             bias.data = step + (-torch.expm1(-step)).log()  # softplus of this is the step
+        if isinstance(skip, torch.nn.Parameter):
+            skip.data = torch.full_like(skip, 0.1)
 
 
 def random_prompt(length: int, seed: int = 0) -> list[int]:

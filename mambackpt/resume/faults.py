@@ -4,7 +4,7 @@ To add one, decorate a function that returns the logits of a cold run and of the
 a fault says otherwise, a prompt of 128 tokens resumes after 64 of them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -110,8 +110,40 @@ def convolved(model: TinyModel, run: Run) -> list[torch.Tensor]:
 @named("window one token late", "the window ends one token after the memory")
 def _one_late(model: TinyModel) -> Answers:
     prompt, pools = random_prompt(PROMPT), _pools(model)
-    late = pools.store([model.run(prompt)], raw=lambda _, run: [r.roll(-1, 0) for r in run.raw])
-    return _resumed(model, prompt, pools, late[0])
+    return _resumed(model, prompt, pools, _stored_late(pools, model.run(prompt)))
+
+
+def _stored_late(pools: Pools, run: Run) -> Stored:
+    [late] = pools.store([run], raw=lambda _, run: [raw.roll(-1, 0) for raw in run.raw])
+    return late
+
+
+@one_thread()
+def late_memories(model: TinyModel, after: Sequence[int] = (3, 16, 64)) -> dict[int, float]:
+    """Return how far memories are off, so many tokens after a resume with a window one token late.
+
+    >>> errors = late_memories(load_model("mamba-2"))
+    >>> errors[3] > 0.5 > errors[64] > 0
+    True
+
+    Of the layer that is furthest off: the norm of the error, as a share of the memory's.
+    """
+    prompt, pools = random_prompt(PROMPT), _pools(model)
+    run = model.run(prompt)
+    kept = (*pools.store([run]), _stored_late(pools, run))
+    errors = {}
+    for count in after:
+        words = prompt[CUT : CUT + count]
+        right, late = (
+            take_states(model.architecture, model.run(words, pools.restore(stored)).cache)
+            for stored in kept
+        )
+        errors[count] = max(
+            float((one.memory - other.memory).norm() / one.memory.norm())
+            for one, other in zip(right, late, strict=True)
+            if one.memory is not None and other.memory is not None
+        )
+    return errors
 
 
 @named(
@@ -147,6 +179,16 @@ def _exchanged(model: TinyModel) -> Answers:
     prompt, pools = random_prompt(PROMPT), _pools(model)
     mine, other = pools.store([model.run(prompt), model.run(random_prompt(PROMPT, 1))])
     return _resumed(model, prompt, pools, replace(mine, block=other.block))
+
+
+@named("another request's memory", "the window is right, the memory another's", with_memory)
+def _exchanged_memory(model: TinyModel) -> Answers:
+    prompt, pools = random_prompt(PROMPT), _pools(model)
+    mine, other = pools.store([model.run(prompt), model.run(random_prompt(PROMPT, 1))])
+    for pool in pools.states:
+        if pool.memories is not None:
+            pool.memories[mine.block] = pool.memories[other.block]
+    return _resumed(model, prompt, pools, mine)
 
 
 def _unwritten(model: TinyModel, byte: int) -> Answers:
