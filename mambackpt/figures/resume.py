@@ -123,12 +123,15 @@ def draw_fading(
 
 
 def _fading(comparison: Comparison) -> tuple[list[int], list[float]]:
-    """The largest error in tokens 1, 2, 3 to 4, 5 to 8, and so on; rounding is cut off."""
+    """The largest error in tokens 1, 2, 3 to 4, 5 to 8, and so on, as two digits.
+
+    Rounding is cut off: it is another on another machine.
+    """
     errors = comparison.by_token
     ends = [1 << power for power in range(len(errors).bit_length()) if 1 << power <= len(errors)]
     starts = [0, *ends[:-1]]
     largest = [max(errors[a:b]) for a, b in zip(starts, ends, strict=True)]
-    return ends, [max(error, _FLOOR) for error in largest]
+    return ends, [max(float(f"{error:.1e}"), _FLOOR) for error in largest]
 
 
 def draw_gap(ways: Sequence[Way], *, medium: str = "review") -> Drawing:
