@@ -22,7 +22,7 @@ from mambackpt.figures.registry import named
 from mambackpt.models import PRESETS
 from mambackpt.resume import Comparison, Fault, Way
 
-_TICKS = (0.0001, 0.01, 1)
+_TICKS = (0.01, 0.1, 1, 10)  # of errors that are none of rounding
 _FLOOR = 1e-4  # differences below are rounding, in float32 and in these models
 _WHOLE = (
     *("qwen3.5-4b", "qwen3-next", "granite-4-h-small", "kimi-linear-48b", "nemotron-3-nano"),
@@ -105,7 +105,7 @@ def draw_fading(
             finding, [11] * len(panels), left=6.8, right=left_margin(labels) - 0.4, gap=4.4
         )
         for ax, (model, panel) in zip(axes, panels.items(), strict=True):
-            ax.set(xlim=(0.9, 1.1 * last), ylim=(_FLOOR, 10))
+            ax.set(xlim=(0.9, 1.1 * last), ylim=(_TICKS[0], _TICKS[-1]))
             ax.set_yscale("log")
             draw_curves(
                 ax,
@@ -115,7 +115,7 @@ def draw_fading(
                 highlight={highlight: STATE},
                 log_x=True,
             )
-            ax.set(xlim=(0.9, 1.1 * last), ylim=(_FLOOR, 10))
+            ax.set(xlim=(0.9, 1.1 * last), ylim=(_TICKS[0], _TICKS[-1]))
             ax.set_yticks(_TICKS, [numeral(tick) for tick in _TICKS])
             ax.minorticks_off()
     alt = "; ".join(f"{model}: {describe_curves(panel, '.1g')}" for model, panel in panels.items())
@@ -125,13 +125,13 @@ def draw_fading(
 def _fading(comparison: Comparison) -> tuple[list[int], list[float]]:
     """The largest error in tokens 1, 2, 3 to 4, 5 to 8, and so on, as two digits.
 
-    Rounding is cut off: it is another on another machine.
+    What is smaller than the axis is cut off; rounding is another on another machine.
     """
     errors = comparison.by_token
     ends = [1 << power for power in range(len(errors).bit_length()) if 1 << power <= len(errors)]
     starts = [0, *ends[:-1]]
     largest = [max(errors[a:b]) for a, b in zip(starts, ends, strict=True)]
-    return ends, [max(float(f"{error:.1e}"), _FLOOR) for error in largest]
+    return ends, [max(float(f"{error:.1e}"), _TICKS[0]) for error in largest]
 
 
 def draw_gap(ways: Sequence[Way], *, medium: str = "review") -> Drawing:

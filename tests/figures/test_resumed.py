@@ -33,7 +33,7 @@ FADING = {
         "late window": compared(*[2.0] * 32, *[last] * 32, changed=7),
         "in bf16": compared(*[1e-7] * 64, changed=0),
     }
-    for name, last in (("one", 0.5), ("two", 2e-3))
+    for name, last in (("one", 0.5), ("two", 0.02))
 }
 WAYS = [
     Way("the whole model", (1e-7,) * 6, compared(0.0, changed=0), 1.0),
@@ -69,10 +69,10 @@ def test_errors_fade_in_doubling_steps_and_rounding_is_cut_off(medium: str) -> N
     late, rounded = first.lines
     assert late.get_xdata().tolist() == [1, 2, 4, 8, 16, 32, 64]
     assert late.get_ydata().tolist() == [2.0] * 6 + [0.5]
-    assert set(rounded.get_ydata()) == {1e-4}
+    assert set(rounded.get_ydata()) == {0.01}
     assert second.get_ylim() == first.get_ylim()
     assert "33 to 64 tokens later" in drawing.finding
-    assert "by 0.5 in one and 0.002 in two" in drawing.finding
+    assert "by 0.5 in one and 0.02 in two" in drawing.finding
     assert_nothing_is_clipped(drawing)
 
 
