@@ -41,7 +41,7 @@ test: $(READY)
 	$(RUN) pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lab: $(READY)
-	$(RUN) jupyter lab notebooks
+	$(RUN) jupyter lab notebooks/start.ipynb
 
 lint: $(READY)
 	$(RUN) ruff check .

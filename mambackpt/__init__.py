@@ -17,7 +17,15 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    try:
+        value = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        from mambackpt.needs import explain_missing
+
+        words = explain_missing(error)
+        if words is None:
+            raise
+        raise ModuleNotFoundError(words, name=error.name) from error
     globals()[name] = value
     return value
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from mambackpt.errors import CheckpointError
+from mambackpt.needs import explain_missing
 
 # command: (module, what it does); a module loads when its command is asked for, and has a `main`
 COMMANDS = {
@@ -45,9 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen.add_argument("--engine", action="append")
     engines = chosen.parse_known_args(words[1:])[0].engine or [""]
     module = FOR_ENGINE.get((name, engines[0]), COMMANDS[name][0])
-    command = import_module(f"mambackpt.{module}")
     try:
+        command = import_module(f"mambackpt.{module}")
         return int(command.main(words[1:]))
+    except ModuleNotFoundError as error:
+        missing = explain_missing(error)
+        if missing is None:
+            raise
+        print(f"mambackpt {name}: {missing}", file=sys.stderr)
+        return 2
     except CheckpointError as error:
         print(f"mambackpt {name}: {error}", file=sys.stderr)
         return 2

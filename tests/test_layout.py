@@ -20,7 +20,8 @@ HEAVY = ("torch", "triton", "matplotlib", "ipywidgets", "IPython", "distributed"
 # module or room: what of this kit it imports; arrows point to what is imported. The table is what
 # the code does: an arrow that nobody draws any more is struck out.
 IMPORTS: dict[str, set[str]] = {
-    "__init__": set(),
+    "__init__": {"needs"},
+    "needs": set(),
     "errors": set(),
     "kernels": set(),
     "geometry": {"errors"},
@@ -31,7 +32,7 @@ IMPORTS: dict[str, set[str]] = {
     "review": {
         *("cli", "draw", "engine", "errors", "figures", "geometry", "models", "replay", "why")
     },
-    "__main__": {"errors"},
+    "__main__": {"errors", "needs"},
     "cli": {"errors"},
     "why": {"cli", "engine", "errors", "geometry", "models", "planner", "replay"},
     "engine": {"cli", "errors", "geometry", "planner"},

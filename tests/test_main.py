@@ -49,3 +49,34 @@ def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtu
         main([command, "--help"])
     assert left.value.code == 0
     assert f"mambackpt {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("library", "part"), [("torch", "'.'"), ("matplotlib", "'.[notebooks]'"), ("triton", "'.'")]
+)
+def test_a_missing_library_is_named_with_what_to_try(
+    library: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a public name, which loads its module on first use."""
+    import mambackpt
+
+    def missing(module: str) -> object:
+        raise ModuleNotFoundError(f"No module named {library!r}", name=library)
+
+    monkeypatch.setattr(mambackpt, "import_module", missing)
+    monkeypatch.delitem(vars(mambackpt), "MambaPrefillCheckpointExporter", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=f"{library} is not installed") as error:
+        _ = mambackpt.MambaPrefillCheckpointExporter
+    assert "make lab" in str(error.value)
+    assert part in str(error.value)
+
+
+def test_a_command_whose_library_is_missing_leaves_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(module: str) -> object:
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+
+    monkeypatch.setattr("mambackpt.__main__.import_module", missing)
+    assert main(["figures"]) == 2
+    assert "matplotlib is not installed" in capsys.readouterr().err

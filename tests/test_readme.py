@@ -55,3 +55,14 @@ def test_the_readme_lists_every_notebook_and_every_command() -> None:
         assert f"(notebooks/{path.name})" in TEXT
     for command in {*COMMANDS} - {"site"}:
         assert re.search(rf"-m mambackpt {command}\b|`{command}`|make {command}", TEXT), command
+
+
+def test_the_start_page_lists_what_the_readme_lists() -> None:
+    """`make lab` opens it: each notebook, with what it answers and how long it takes."""
+    import nbformat
+
+    notebook = nbformat.read(ROOT / "notebooks/start.ipynb", as_version=4)
+    assert [cell.cell_type for cell in notebook.cells] == ["markdown"]
+    rows = re.findall(r"\((\w+\.ipynb)\) \|.*\| (\d+ s) \|", notebook.cells[0].source)
+    assert rows == re.findall(r"\(notebooks/(\w+\.ipynb)\) \|.*\| (\d+ s) \|", TEXT)
+    assert "notebooks/start.ipynb" in (ROOT / "Makefile").read_text()
