@@ -80,6 +80,7 @@ def reading_width(figure: Figure) -> int:
     ...     reading_width(sheet("One forward is enough.", [10])[0])
     807
     """
+    figure.draw_without_rendering()  # which is when ticks get their labels
     texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
     points = min((float(text.get_fontsize()) for text in texts), default=9.0)
     return math.ceil(figure.get_figwidth() * 72 / points * _READING)
