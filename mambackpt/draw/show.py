@@ -6,6 +6,7 @@ import io
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 from matplotlib import rc_context
@@ -91,12 +92,23 @@ def small_svg(figure: Figure) -> bytes:
     drawn = figure_bytes(figure, "svg", "", "").decode()
     drawn = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<[?!][^>]*>", "", drawn, flags=re.S)
     drawn = re.sub(r"(\d+\.\d\d)\d+", r"\1", drawn)  # a hundredth of a point is enough
+    drawn = re.sub(r' transform="rotate\(-?0 [^"]*"', "", drawn)
+    named = set(re.findall(r"#([\w-]+)", drawn))
+    drawn = re.sub(r' id="([\w.-]+)"', lambda m: m[0] if m[1] in named else "", drawn)
+    drawn = re.sub(r"<g>\s*(<(?:text|use)\b[^>]*(?:/>|>[^<]*</text>))\s*</g>", r"\1", drawn)
     # Every text names the same fonts: say so once.
     fonts = dict.fromkeys(re.findall(r"font-family: [^;\"]*", drawn))
     if len(fonts) == 1:
         [family] = fonts
         drawn = re.sub(rf"{re.escape(family)};? ?", "", drawn)
         drawn = drawn.replace("<svg ", f'<svg style="{family}" ', 1)
+    # A style that many share becomes a class.
+    styles = Counter(re.findall(r' style="([^"]*)"', drawn))
+    classes = [words for words, count in styles.items() if count > 2]
+    for number, words in enumerate(classes):
+        drawn = drawn.replace(f' style="{words}"', f' class="c{number}"')
+    rules = "".join(f".c{number}{{{words}}}" for number, words in enumerate(classes))
+    drawn = drawn.replace("</style>", f"{rules}</style>", 1)
     return re.sub(r">\s+<", "><", re.sub(r"\s+", " ", drawn)).strip().encode()
 
 

@@ -72,6 +72,7 @@ def _first_requests(trace: Trace, count: int) -> Trace:
     )
 
 
+_CEILING = "Ceiling: what an unlimited cache of attention alone reuses."
 _ONE_AT_A_TIME = "A simplification: one request at a time, no states of decode steps."
 
 
@@ -106,7 +107,7 @@ def _reuse_against_block(trace: Trace) -> Drawing:
         ]
     )
     finding = f"Blocks of {blocks[-1]:,} instead of {blocks[0]:,} tokens recompute {compared}."
-    note = f"{_asked(trace)}, unlimited memory. {code_words(PLACEMENTS)}"
+    note = f"{_asked(trace)}, unlimited memory. {_CEILING} {code_words(PLACEMENTS)}"
     pages = sheets(finding, [15, 15], left=5, right=_LABELS, note=note)
     chosen = {_NAMES["all"]: STATE, _NAMES["last"]: HIT}
     panels = (
@@ -250,7 +251,7 @@ def _states_against_reuse(trace: Trace) -> Drawing:
     typed = [" = ".join(name for name in names if name not in fixed) for names in rows]
     note = (
         f"{_asked(trace)}, blocks of {block:,}, unlimited memory. "
-        f"{code_words([name for name in typed if name])}"
+        f"{code_words([name for name in typed if name], rows=True)} {_CEILING}"
     )
     spare = 1.25 * max(label.count("\n") for label in labels)
     height = bars_height(len(labels)) + spare * len(labels)
@@ -309,8 +310,8 @@ def _retention(trace: Trace) -> Drawing:
     )
     note = (
         f"{_asked(trace)}, {model}: a state costs {PRESETS[model].exchange_rate:,.0f} "
-        f"tokens of attention cache. {_ONE_AT_A_TIME} --rule is interval(K); a filled mark is the "
-        "least of its line."
+        f"tokens of attention cache, in which pools are counted too. {_ONE_AT_A_TIME} --rule is "
+        "interval(K); a filled mark is the least of its line."
     )
     pages = sheets(finding, [14, 9], left=5, right=12, note=note)
     fit_y(pages.axes[0], work.values(), least=0)
@@ -376,7 +377,7 @@ def _evictions(trace: Trace) -> Drawing:
         f"{model}: a state costs {PRESETS[model].exchange_rate:,.0f} tokens; a pool of "
         f"{_millions(tokens)} tokens, blocks of {block:,}, {asked(trace, whole)}; 'flops' weighs "
         f"age and work per byte, by the shape of a 7B hybrid. {_ONE_AT_A_TIME} "
-        f"{code_words(_EVICTED)}"
+        f"{code_words(_EVICTED, rows=True)}"
     )
     rows = [short_words(rule, width=18) for rule in _EVICTED]
     words = [

@@ -1,7 +1,7 @@
 """What figures call things: rules, traces and settings in words, with their code word once."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from mambackpt.draw import wrap
 from mambackpt.replay import Trace
@@ -54,13 +54,19 @@ def short_words(rule: str, *, width: float = 100.0) -> str:
     return wrap(_SHORT.get(rule) or rule_in_words(rule), width)
 
 
-def code_words(rules: Iterable[str]) -> str:
-    """Return what to type for these rules, in their order: said once in a figure.
+def code_words(rules: Sequence[str], *, rows: bool = False) -> str:
+    """Return what to type for these rules: said once in a figure.
 
     >>> code_words(["all", "last"])
-    'In this order, --rule is all, last.'
+    'As --rule these are all and last.'
+    >>> code_words(["all", "last"], rows=True)
+    'From the top, --rule is all, last.'
+
+    ``rows``: they stand below each other in this order.
     """
-    return f"In this order, --rule is {', '.join(rules)}."
+    if rows:
+        return f"From the top, --rule is {', '.join(rules)}."
+    return f"As --rule these are {listed(rules)}."
 
 
 def asked(trace: Trace, whole: Trace | None = None) -> str:
