@@ -40,6 +40,7 @@ _TALLEST = {"slide": 5.6}  # inches: a slide is 16:9, and what does not fit goes
 _MEDIUM: ContextVar[str] = ContextVar("medium", default="review")
 _HEAD = 1.1  # size of the finding, in em
 _GAP = 3.6  # below each Axes, in em: its ticks and label
+_LOWEST = 6.0  # of an Axes that has a page of its own, in em
 _LINE = 1.25  # from line to line of a text, in em
 Colour: TypeAlias = str | tuple[float, float, float]
 
@@ -240,6 +241,11 @@ class Pages:
         return Drawing(first.figure, finding, alt, tuple(others))
 
 
+def _em_height() -> float:
+    """How many em the medium is high at most."""
+    return _TALLEST.get(_MEDIUM.get(), math.inf) * 72 / _em_width()[0]
+
+
 def page_slices(finding: str, rows: Sequence[float], *, beside: float = 0.0) -> list[slice]:
     """Return which rows of these heights go on which page of the medium, about equally many each.
 
@@ -249,8 +255,7 @@ def page_slices(finding: str, rows: Sequence[float], *, beside: float = 0.0) -> 
 
     ``beside`` is what else a page needs below its finding; all in em. A page holds at least a row.
     """
-    em, width = _em_width()
-    room = _TALLEST.get(_MEDIUM.get(), math.inf) * 72 / em - beside
+    width, room = medium_width(), _em_height() - beside
     for size in range(len(rows), 0, -1):
         count = math.ceil(len(rows) / size)
         size = math.ceil(len(rows) / count)
@@ -287,14 +292,19 @@ def sheets(
     >>> [figure.get_suptitle() for figure in pages.figures][1], len(pages.axes)
     ('Three models. (2 of 3)', 3)
 
-    The arguments are those of `sheet`; the note stands on every page.
+    The arguments are those of `sheet`; the note stands on every page. An Axes that is too high for
+    a page of its own becomes lower.
     """
     beside = note_height(note)
     slices = page_slices(finding, [over + height + gap for height in heights], beside=beside)
+    width = (medium_width() - 1.6) / _HEAD
+    heads = [page_head(finding, page, len(slices)) for page in range(len(slices))]
+    tall = max(_head_height(_balanced(head, width)) for head in heads)
+    most = max(_em_height() - tall - over - gap - beside, _LOWEST)
     made = [
         sheet(
-            page_head(finding, page, len(slices)),
-            heights[rows],
+            heads[page],
+            [min(height, most) for height in heights[rows]],
             left=left,
             right=right,
             gap=gap,

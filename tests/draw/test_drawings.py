@@ -384,6 +384,8 @@ def test_a_slide_is_split_into_pages_of_about_as_many_rows() -> None:
         assert len(pages.axes) == 5
         drawing = pages.drawing("A finding.", "An alt text.")
         assert [page.finding for page in drawing.pages] == ["A finding."] * len(pages.figures)
+        [tall] = sheets("A finding.", [99.0], note="A note.").figures
+        assert tall.get_figheight() == pytest.approx(5.6), "lowered to what a page holds"
     with style():
         assert page_slices("A finding.", [9.0] * 5) == [slice(0, 5)]
 
