@@ -123,8 +123,8 @@ def test_a_label_stands_at_its_lines_end_unless_its_neighbours_force_it(
     name: str, medium: str
 ) -> None:
     """Labels that touch share the way: none is moved further than the others ask for."""
+    assert texts_in(name, medium), "laid out"
     for page in drawing_of(name, medium).pages:
-        FigureCanvasAgg(page.figure).draw()
         for ax in page.figure.axes:
             em = ax.xaxis.label.get_fontsize() * ax.figure.dpi / 72
             groups: list[list[tuple[str, float, float, float]]] = []
