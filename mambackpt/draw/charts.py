@@ -220,13 +220,15 @@ def fit_y(
     >>> [float(end) for end in ax.get_ylim()]
     [0.0, 25.0]
 
-    ``headroom`` is that room, as a share of the values' range.
+    ``headroom`` is that room, as a share of the values' range. A marker on the uppermost tick is
+    not cut.
     """
     values = [value for row in rows for value in row]
     low = min(values) if least is None else least
     top = max(values) + headroom * (max(values) - low)
     ticks = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, top)
-    ax.set_ylim(ticks[0], ticks[-1])
+    spare = 0.04 * (ticks[-1] - ticks[0]) * (max(values) >= ticks[-1])
+    ax.set_ylim(ticks[0], ticks[-1] + spare)
     ax.set_yticks(ticks)
 
 

@@ -31,6 +31,7 @@ _SETTINGS = {
 }
 
 
+_SEEDS = 30  # chats that are counted
 _SETTINGS_IN_WORDS = {
     "R = 0": "last boundary",
     "R = 0, drop": "last boundary,\nunit dropped",
@@ -66,7 +67,7 @@ def _counts(variant: str, setting: str, seeds: int) -> Counts:
     return check_lockstep(_chats(seeds), settings, shrink=False).counts
 
 
-def wrong_restores(seeds: int = 30, *, spread: Spread = map) -> dict[str, dict[str, Counts]]:
+def wrong_restores(seeds: int = _SEEDS, *, spread: Spread = map) -> dict[str, dict[str, Counts]]:
     """Return the counts per variant and per setting, over the same branching chats.
 
     >>> counts = wrong_restores(1)
@@ -104,8 +105,8 @@ def _wrong_restores(spread: Spread = map) -> Drawing:
     columns = [_SETTINGS_IN_WORDS[setting] for setting in table["vllm-0.33"]]
     note = (
         "Wrong restores of all hits. On a CPU; the released scheduler itself takes the same steps. "
-        f"{len(_chats(1)[0])} requests a chat, 30 chats, one request at a time, 300 tokens a step, "
-        "blocks of 64, hash units of 16. Unit dropped: as speculative decoding asks for."
+        f"{_SEEDS} chats of {len(_chats(1)[0])} requests, one request at a time, 300 tokens a "
+        "step, blocks of 64, hash units of 16. Unit dropped: as speculative decoding asks for."
     )
     height = 2.2 * len(rows)
     pages = sheets(finding, [height], left=left_margin(rows), gap=5.2, note=note)
