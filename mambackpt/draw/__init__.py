@@ -6,6 +6,7 @@ from mambackpt.draw.animate import (
     animate_sequence,
     filmstrip,
     player_html,
+    prefilled_lanes,
     run_frames,
     sequence_finding,
     sequence_frames,
@@ -34,8 +35,11 @@ from mambackpt.draw.lanes import (
     scheduled_lane,
 )
 from mambackpt.draw.sheet import (
+    CHUNKS,
+    ERROR,
     GREY,
     HIT,
+    INK,
     MEDIA,
     STATE,
     Drawing,
@@ -44,13 +48,17 @@ from mambackpt.draw.sheet import (
     retitle,
     sheet,
     style,
+    tint,
     write_note,
 )
 from mambackpt.draw.show import figure_html, figure_png, show, show_table, table_html
 
 __all__ = [
+    "CHUNKS",
+    "ERROR",
     "GREY",
     "HIT",
+    "INK",
     "MEDIA",
     "STATE",
     "Column",
@@ -81,6 +89,7 @@ __all__ = [
     "numeral",
     "planned_lane",
     "player_html",
+    "prefilled_lanes",
     "retitle",
     "run_frames",
     "scheduled_lane",
@@ -91,5 +100,6 @@ __all__ = [
     "show_table",
     "style",
     "table_html",
+    "tint",
     "write_note",
 ]

@@ -10,7 +10,7 @@ import html
 import math
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -34,6 +34,7 @@ from mambackpt.engine import (
     Run,
     Scheduled,
     Settings,
+    Simulation,
     Snapshot,
     TableRow,
     Written,
@@ -142,6 +143,36 @@ def run_frames(run: Run, *, most: int = _MOST_FRAMES) -> list[Frame]:
     return frames
 
 
+def prefilled_lanes(requests: Iterable[Request], settings: Settings) -> list[Frame]:
+    """Return each request as its last prefill query left it, with all its chunks; one frame each.
+
+    >>> [frame] = prefilled_lanes([Request("A", range(200))], Settings(budget=128))
+    >>> frame.lane.ends, [column.held for column in frame.lane.columns]
+    ((128, 200), [None, None, 192, 200])
+
+    Runs the requests, in which no frame is made that nobody sees: any number of steps will do.
+    Shows the first recurrent group. Raises as `mambackpt.engine.simulate` does.
+    """
+    given = tuple(requests)
+    simulation = Simulation(given, settings)
+    prompts = {request.name: len(request.prompt) for request in given}
+    told: dict[str, list[_Query]] = {}
+    for events in simulation:
+        for query in _Query.of_snapshot(simulation.snapshot(events), prompts):
+            if not query.is_decode:
+                told.setdefault(query.row.request, []).append(query)
+    frames = []
+    for queries in told.values():
+        last = queries[-1]
+        lane = replace(
+            last.lane(settings.mamba_block_size, last.end, done=True),
+            start=queries[0].start,
+            ends=tuple(sorted({query.end for query in queries})),
+        )
+        frames.append(Frame(lane, f"{last.row.request}: the query ends.{last.last_words()}", 2))
+    return frames
+
+
 @dataclass(frozen=True, slots=True)
 class _Query:
     """One query of one request: its events and the block-table row that they lead to."""
@@ -189,11 +220,11 @@ class _Query:
                 else "This state exists in the kernel only: the next token overwrites it."
             )
             frames.append(Frame(self.lane(block, head), words, weight=int(head in written)))
-        words = f"{name}: the query ends.{self._last_words()}"
+        words = f"{name}: the query ends.{self.last_words()}"
         frames.append(Frame(self.lane(block, self.end, done=True), words, weight=2))
         return frames
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
         """What the last frame says about the states that were written and keyed."""
         cells, words = {cell.block: cell for cell in self.row.cells}, ""
         for event in self.events:

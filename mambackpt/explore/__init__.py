@@ -1,5 +1,14 @@
-"""What happens if I move this? Explorers for a notebook."""
+"""What happens if I move this? Explorers for a notebook, and their views without one."""
 
+from mambackpt.explore.engine import (
+    STORIES,
+    EngineView,
+    Story,
+    engine_view,
+    explore_engine,
+    run_moments,
+    run_view,
+)
 from mambackpt.explore.lanes import (
     View,
     explore_placement,
@@ -8,19 +17,28 @@ from mambackpt.explore.lanes import (
     placement_view,
     sequence_view,
 )
-from mambackpt.explore.replays import ReplayView, explore_replay, replay_view
-from mambackpt.explore.widgets import Explorer, explore
+from mambackpt.explore.replays import ReplayView, explore_replay, replay_view, trace_named
+from mambackpt.explore.widgets import Code, Explorer, explore
 
 __all__ = [
+    "STORIES",
+    "Code",
+    "EngineView",
     "Explorer",
     "ReplayView",
+    "Story",
     "View",
+    "engine_view",
     "explore",
+    "explore_engine",
     "explore_placement",
     "explore_replay",
     "explore_sequence",
     "explore_views",
     "placement_view",
     "replay_view",
+    "run_moments",
+    "run_view",
     "sequence_view",
+    "trace_named",
 ]

@@ -16,7 +16,7 @@ from mambackpt.engine.events import Hit
 from mambackpt.errors import CheckpointValueError
 from mambackpt.explore.lanes import (
     View,
-    _Screen,
+    Screen,
     explore_placement,
     explore_sequence,
     explore_views,
@@ -156,7 +156,7 @@ def test_a_redrawn_picture_is_the_picture_of_a_new_explorer(
 ) -> None:
     """Artists that are used again carry nothing over from the view before."""
     view = placement_view(*numbers)
-    screen = _Screen(placement_view(8000, 0, PLAIN))
+    screen = Screen(placement_view(8000, 0, PLAIN))
     for other in PLACEMENTS:
         screen.draw(placement_view(*other))
     assert figure_png(screen.draw(view).figure) == figure_png(view.draw().figure)
@@ -199,7 +199,7 @@ def test_every_control_changes_what_is_shown_and_none_fails(make: type) -> None:
     explorer = make()
     assert isinstance(explorer, VBox)
     seen = {explorer.page}
-    for name, value in (("H", 128), ("U", 128), ("drop", True), ("A", None), ("A", 64), ("M", 768)):
+    for name, value in (("H", 128), ("U", 1536), ("drop", True), ("A", 0), ("A", 64), ("M", 768)):
         explorer._controls[name].value = value
         assert "<figure" in explorer.page
         seen.add(explorer.page)
@@ -224,24 +224,26 @@ def test_a_page_is_a_pure_function_of_the_controls() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("H", 0, "hash_block_size is 0; expected a positive number of tokens"),
-        ("M", -1, "mamba_block_size is -1"),
-        ("H", 100, "mamba_block_size is 1536 and hash_block_size is 100"),
+        ("H", 0, "hash unit H is 0; expected a positive number of tokens"),
+        ("M", -1, "block M is -1"),
+        ("H", 100, "block M is 1536 and hash unit H is 100; expected block M to be a multiple"),
+        ("U", 1000, "hit alignment U is 1000 and hash unit H is 1536"),
+        ("M", 1, "8,000 tokens in blocks of 1 have 8,000 columns; expected at most 1,024 here"),
         ("start", 9000, "expected at least one token to compute"),
     ],
 )
 def test_bad_input_is_answered_with_a_sentence(name: str, value: int, said: str) -> None:
     explorer = explore_placement()
-    good = explorer.page
+    good, before = explorer.page, explorer.values
     control = explorer._controls[name]
-    usual = control.value
     control.value = value
     assert said in explorer.page
     assert "Try " in explorer.page
     assert 'role="alert"' in explorer.page
     assert "Traceback" not in explorer.page
     assert "<img" not in explorer.page  # no picture of other numbers
-    control.value = usual
+    assert not re.search(r"\b(\w+_size|\w+_tokens|budget)\b", explorer.page)
+    explorer.set(**before)
     assert explorer.page == good
     explorer.close()
 
@@ -331,7 +333,7 @@ def test_closing_lets_go_of_every_widget(make: type) -> None:
 
 def test_a_redraw_makes_no_new_artists() -> None:
     """What keeps a redraw fast, without a clock: artists are used again."""
-    screen = _Screen(placement_view(8000, 0, PLAIN))
+    screen = Screen(placement_view(8000, 0, PLAIN))
     for tokens in (16000, 300, 16000):
         screen.draw(placement_view(tokens, 0, FINE))
         screen.draw(placement_view(tokens, 0, PLAIN))
