@@ -11,6 +11,8 @@ from mambackpt.errors import CheckpointError
 COMMANDS = {
     "figures": ("figures.command", "draw the design-review figures as SVG and PDF"),
     "why": ("why", "where a checkpoint lands for one query, or why nowhere"),
+    "explore": ("explore.command", "draw one view of an explorer, without a notebook"),
+    "animate": ("explore.films", "write a film as a GIF or as a page that plays it"),
     "size": ("models.command", "state and block sizes of a model or a config.json"),
     "replay": ("replay.command", "replay a request trace under placement rules"),
     "lockstep": ("engine.command", "check every key against the state it promises"),

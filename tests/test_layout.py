@@ -39,7 +39,10 @@ IMPORTS: dict[str, set[str]] = {
     "conformance": {
         *("cli", "engine", "errors", "exporter", "geometry", "metadata", "planner", "replay")
     },
-    "explore": {"draw", "errors", "figures", "geometry", "models", "planner", "replay"},
+    "explore": {
+        *("bench", "cli", "draw", "engine", "errors", "figures", "geometry", "models", "planner"),
+        "replay",
+    },
     "figures": {"bench", "draw", "engine", "errors", "geometry", "models", "planner", "replay"},
 }
 

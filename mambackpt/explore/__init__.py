@@ -9,6 +9,8 @@ from mambackpt.explore.engine import (
     run_moments,
     run_view,
 )
+from mambackpt.explore.exports import ExportView, explore_export, export_view
+from mambackpt.explore.films import save_film, story_film
 from mambackpt.explore.lanes import (
     View,
     explore_placement,
@@ -25,20 +27,25 @@ __all__ = [
     "Code",
     "EngineView",
     "Explorer",
+    "ExportView",
     "ReplayView",
     "Story",
     "View",
     "engine_view",
     "explore",
     "explore_engine",
+    "explore_export",
     "explore_placement",
     "explore_replay",
     "explore_sequence",
     "explore_views",
+    "export_view",
     "placement_view",
     "replay_view",
     "run_moments",
     "run_view",
+    "save_film",
     "sequence_view",
+    "story_film",
     "trace_named",
 ]

@@ -108,7 +108,7 @@ class Number(HBox):  # type: ignore[misc]
             self._agree()
 
     def _nearest(self) -> int:
-        return min(max(self.value, self.slider.min), self.slider.max)
+        return int(min(max(self.value, self.slider.min), self.slider.max))
 
     def _typed(self, _: object) -> None:
         self.value = self.field.value

@@ -1,4 +1,4 @@
-"""The engine explorer: a simulation step by step, what every block holds and what its keys claim."""
+"""The engine explorer: a run step by step, what every block holds and what its keys claim."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +62,7 @@ from mambackpt.explore.words import command_line
 from mambackpt.figures import puzzle_requests
 
 _GROUP = 1  # the recurrent group that is drawn; the others of a story move alike
-_MOST_LANES, _MOST_BLOCKS, _PER_ROW = 3, 24, 8
+_MOST_LANES, _MOST_BLOCKS, _PER_ROW = 3, 21, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ STORIES: dict[str, Callable[[], Story]] = {
         Settings(max_running=1),
     ),
     "released-fault": lambda: Story(
-        "B resumes inside a block and runs past its end: the key of that end leads to another state",
+        "B resumes inside a block and runs past its end, whose key then leads to another state",
         _chat(34, 65, 129, 64),
         Settings(max_running=1),
     ),
@@ -176,13 +176,20 @@ def run_moments(requests: Sequence[Request], settings: Settings) -> tuple[_Momen
                 seen[row.request] = _lane_of(row, events, block, waiting[row.request].total)
         for event in events:
             if isinstance(event, Preempted):
-                seen[event.request] = replace(waiting[event.request], caption="preempted")
+                seen[event.request] = _labelled(waiting[event.request], "preempted")
         shown = [name for name in waiting if name in [*seen][-_MOST_LANES:]]
         spare = [name for name in waiting if name not in seen]
         shown += spare[: _MOST_LANES - len(shown)]
         lanes = tuple(seen.get(name, waiting[name]) for name in waiting if name in shown)
         moments.append(_Moment(snapshot, simulation.blocks(), lanes))
+        for event in events:
+            if isinstance(event, Finished):
+                seen[event.request] = _labelled(seen[event.request], "done")
     return tuple(moments)
+
+
+def _labelled(lane: Lane, became: str) -> Lane:
+    return replace(lane, label=f"{lane.label}\n{became}")
 
 
 def _lane_of(row: TableRow, events: Sequence[Event], block: int, prompt: int) -> Lane:
@@ -197,7 +204,8 @@ def _lane_of(row: TableRow, events: Sequence[Event], block: int, prompt: int) ->
     for event in mine:
         if isinstance(event, Hit) and event.group == _GROUP:
             at = (event.position - 1) // block
-            marks.append(Mark(event.position, "hit", at))
+            right = columns[at].held is None or columns[at].right
+            marks.append(Mark(event.position, "hit" if right else "error", at))
         elif isinstance(event, Written) and event.group == _GROUP and event.position < row.computed:
             marks.append(Mark(event.position, "checkpoint", event.column))
     return Lane(
@@ -334,8 +342,8 @@ class EngineScreen:
             self.figure, [top, bottom] = sheet(
                 "\n",
                 [lanes_height(lanes), 4.7 * rows],
-                left=max(left_margin(lane.label for lane in view.lanes), 3),
-                gap=4.2,
+                left=left_margin(["preempted", *(lane.label for lane in view.lanes)]),
+                gap=4.6,
             )
             self._lanes = Lanes(top)
             self._pool = _Pool(bottom, rows)
@@ -356,11 +364,12 @@ class EngineScreen:
 
 def _block_words(block: PoolBlock) -> str:
     keys = "+".join(f"{key:,}" for key in block.keyed) or "none"
+    keys = f"key {keys}" if len(keys) <= 8 else f"{len(block.keyed)} keys, {block.keyed[-1]:,}"
     head = f"#{block.block}  ×{block.refs}"
     if block.group == 0:
-        return f"{head}\nattention\nkey {keys}"
+        return f"{head}\nattention\n{keys}"
     held = "nothing" if block.held is None else f"{block.held:,}"
-    return f"{head}\nholds {held}\nkey {keys}"
+    return f"{head}\nholds {held}\n{keys}"
 
 
 class _Pool:
@@ -408,8 +417,8 @@ class _Pool:
             text.set(text=words, color=INK, visible=bool(words))
         more = f" {hidden:,} more are not shown." if hidden else ""
         self._note.set_text(
-            "Blocks of the pool: number, references (0: only its key keeps it), what it holds and "
-            f"is found under, in tokens.{more}"
+            "Blocks of the pool: number, ×references (0: only its key keeps it), what it\n"
+            f"holds and what it is found under, in tokens.{more}"
         )
 
 

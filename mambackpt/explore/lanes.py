@@ -34,6 +34,7 @@ from mambackpt.planner import Decision, Reason, explain
 MOST_COLUMNS, MOST_STEPS = 1024, 1024
 _USUAL = CacheGeometry(1536, 1536, 16, 1536)
 
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What an explorer says and shows for one choice of numbers: a finding, lanes, a table."""
@@ -221,9 +222,7 @@ def explore_views(view: Callable[..., View], **controls: Widget) -> Explorer:
     return _explorer(view, controls, Habits())
 
 
-def _explorer(
-    view: Callable[..., View], controls: dict[str, Widget], habits: Habits
-) -> Explorer:
+def _explorer(view: Callable[..., View], controls: dict[str, Widget], habits: Habits) -> Explorer:
     screens: list[Screen] = []
 
     @wraps(view)
@@ -248,7 +247,7 @@ _PARAMETERS = {
 
 def geometry_knobs(g: CacheGeometry) -> dict[str, Knob]:
     """Return the knobs of a cache's sizes, by the planner's letters, and of the drop."""
-    size = {"most": 16384, "step": 16, "least": 16}
+    size: dict[str, Any] = {"most": 16384, "step": 16, "least": 16}
     grids = tuple(sorted({0, 1, 16, 64, 128, g.A or 0}))
     return {
         "M": Knob(label="block M", option="block", value=g.M, **size),
@@ -271,9 +270,7 @@ def placement_knobs(
     """Return what can be moved in a placement view."""
     return {
         "seq_len": Knob(label="tokens in all L", option="tokens", value=seq_len, most=16384),
-        "start": Knob(
-            label="computed before", option="computed", value=start, least=0, most=16384
-        ),
+        "start": Knob(label="computed before", option="computed", value=start, least=0, most=16384),
         **geometry_knobs(geometry),
     }
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from textwrap import wrap
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class BarScreen:
         self._labels = view.rules
         with style():
             self.figure, [self._ax] = sheet(
-                "\n", [bars_height(len(view.rules))], left=left_margin(view.rules), gap=5
+                "\n", [bars_height(len(view.rules))], left=left_margin(view.rules), gap=7
             )
 
     def fits(self, view: ReplayView) -> bool:
@@ -57,9 +58,11 @@ class BarScreen:
         """Draw another view in place of the last one."""
         retitle(self.figure, view.finding)
         with style():
-            for part in (*self._ax.containers, *self._ax.texts):
+            parts: list[Any] = [*self._ax.containers, *self._ax.texts]
+            for part in parts:
                 part.remove()
-            unit = f"million tokens recomputed\n{view.note}"
+            note = "\n".join(wrap(view.note, 80))
+            unit = f"million tokens recomputed\n{note}"
             values = [tokens / 1e6 for tokens in view.recomputed]
             draw_bars(
                 self._ax, view.rules, values, unit=unit, words=view.words, highlight=[view.mine]
@@ -94,7 +97,9 @@ def replay_view(
 
 def _replays_of(trace: Trace) -> _Replayed:
     def replayed(rule: str, block: int, budget: int, model: str, pool: int | None) -> Replay:
-        size = None if pool is None else pool * _token_bytes(model)
+        if pool is None:
+            return replay(trace, rule, block=block, budget=budget)
+        size = pool * _token_bytes(model)
         return replay(trace, rule, block=block, budget=budget, model=model, pool_bytes=size)
 
     return replayed
@@ -135,6 +140,7 @@ def _compared(
     model: str,
     pool: int | None,
 ) -> ReplayView:
+    checked_choice("model", model, PRESETS)
     names = tuple(dict.fromkeys((*PLACEMENTS, rule)))
     runs = [replayed(name, block, budget, model, pool) for name in names]
     work = tuple(run.recomputed for run in runs)
@@ -156,7 +162,7 @@ def _compared(
     same.remove(rule)
     if same:
         note += (
-            f"\n{rule} keeps the same states as {' and '.join(same)} here: a position counts at "
+            f" {rule} keeps the same states as {' and '.join(same)} here: a position counts at "
             f"the block end of {trace.grain:,} before it."
         )
     return ReplayView(finding, names, work, words, mine, note)
@@ -190,7 +196,7 @@ def trace_named(name: str) -> Trace:
 def replay_knobs(trace: Trace, rule: str = "none") -> dict[str, Knob]:
     """Return what can be moved in a replay view of this trace."""
     least = least_block(trace)
-    block = {"least": trace.grain, "most": 8 * least, "step": trace.grain}
+    block: dict[str, Any] = {"least": trace.grain, "most": 8 * least, "step": trace.grain}
     pools = (0, *pool_sizes(trace, (1 / 8, 1 / 4, 1 / 2, 1, 2)))
     return {
         "rule": Knob(label="your rule", option="rule", value=rule),

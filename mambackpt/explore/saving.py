@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager, get_font
 from matplotlib.ft2font import LoadFlags
@@ -20,6 +20,19 @@ from mambackpt.draw import Drawing, figure_png, style
 from mambackpt.errors import CheckpointValueError, checked_choice
 
 FORMATS = ("svg", "pdf", "png")
+
+
+def checked_file(path: Path, endings: tuple[str, ...]) -> Path:
+    """Return a path that can be written, in a format that its name ends in.
+
+    Said before any work. Raises CheckpointValueError for another ending or no such folder.
+    """
+    checked_choice("the file's ending", path.suffix.removeprefix("."), endings)
+    if not path.parent.is_dir() or path.is_dir():
+        raise CheckpointValueError(
+            f"{path} cannot be written; expected a file in a folder that is there. Try {path.name}."
+        )
+    return path
 
 
 def write_whole(path: Path, data: bytes) -> Path:
@@ -51,7 +64,7 @@ def save_drawing(drawing: Drawing, path: Path) -> Path:
     The same drawing gives the same bytes. Finding and alt text go into the file. Raises
     CheckpointValueError for another ending, and where the file cannot be written.
     """
-    kind = checked_choice("format", path.suffix.removeprefix("."), FORMATS)
+    kind = checked_file(path, FORMATS).suffix.removeprefix(".")
     if kind == "png":
         return write_whole(path, figure_png(drawing.figure, dpi=150, colours=None))
     finding, alt = drawing.finding, drawing.alt
@@ -91,38 +104,40 @@ def quick_png(figure: Figure) -> bytes:
 
 
 def _pixels(figure: Figure) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Draw on a canvas that the figure keeps for this, and give the figure its own one back."""
-    own = figure.canvas
-    canvas = _CANVASES.get(figure)
-    if canvas is None:
-        canvas = _CANVASES[figure] = _ScreenCanvas(figure)
-    try:
-        with rc_context({"text.hinting": "no_hinting"}):
-            canvas.draw()
-    finally:
-        figure.set_canvas(own)
-    return np.asarray(canvas.buffer_rgba())[..., :3]
+    """Draw a figure with the renderer that is kept for it."""
+    size = (float(figure.bbox.width), float(figure.bbox.height), float(figure.dpi))
+    renderer = _RENDERERS.get(figure)
+    if renderer is None or renderer.size != size:
+        renderer = _RENDERERS[figure] = _ScreenRenderer(*size)
+    renderer.clear()  # type: ignore[no-untyped-call]
+    with rc_context({"text.hinting": "no_hinting"}):
+        figure.draw(renderer)
+    return np.asarray(renderer.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
 
 
 class _ScreenRenderer(RendererAgg):
     """Draws a text that was drawn before as one image of all its letters: half of a redraw."""
+
+    def __init__(self, width: float, height: float, dpi: float) -> None:
+        super().__init__(width, height, dpi)  # type: ignore[no-untyped-call]
+        self.size = (width, height, dpi)
 
     def draw_text(
         self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float,
         ismath: Any = False, mtext: Any = None,
     ) -> None:  # fmt: skip
         if ismath or angle:
-            super().draw_text(gc, x, y, s, prop, angle, ismath, mtext)
+            super().draw_text(gc, x, y, s, prop, angle, ismath, mtext)  # type: ignore[no-untyped-call]
             return
         image, left, down = _lettering(s, prop, self.dpi)
         place = round(x + left), round(y + down) + 1
-        self._renderer.draw_text_image(image, *place, 0, gc)  # type: ignore[attr-defined]
+        self._renderer.draw_text_image(image, *place, 0, gc)
 
 
 @lru_cache(maxsize=4096)
 def _lettering(text: str, prop: Any, dpi: float) -> tuple[Any, float, float]:
-    """A text as one image of its letters, and how far it lies to the right of and below its start."""
-    font = get_font(fontManager._find_fonts_by_props(prop))  # type: ignore[attr-defined]
+    """A text as one image of its letters, and how far it lies right of and below its start."""
+    font = get_font(fontManager._find_fonts_by_props(prop))
     font.set_size(prop.get_size_in_points(), dpi)
     font.set_text(text, 0, flags=LoadFlags.NO_HINTING)
     font.draw_glyphs_to_bitmap(antialiased=True)
@@ -130,17 +145,7 @@ def _lettering(text: str, prop: Any, dpi: float) -> tuple[Any, float, float]:
     return np.array(font.get_image()), left / 64, (down + font.get_descent()) / 64
 
 
-class _ScreenCanvas(FigureCanvasAgg):
-    """A canvas that keeps its renderer and draws known texts quickly."""
-
-    def get_renderer(self) -> Any:
-        size = (*self.figure.bbox.size, self.figure.dpi)
-        if getattr(self, "_size", None) != size:
-            self._size, self._kept = size, _ScreenRenderer(*size)
-        return self._kept
-
-
-_CANVASES: "WeakKeyDictionary[Figure, _ScreenCanvas]" = WeakKeyDictionary()
+_RENDERERS: "WeakKeyDictionary[Figure, _ScreenRenderer]" = WeakKeyDictionary()
 
 
 def _chunk(name: bytes, body: bytes) -> bytes:

@@ -15,17 +15,25 @@ from mambackpt.engine import Request, Settings, simulate
 from mambackpt.engine.events import Hit
 from mambackpt.errors import CheckpointValueError
 from mambackpt.explore.lanes import (
-    View,
     Screen,
+    View,
     explore_placement,
     explore_sequence,
     explore_views,
     placement_view,
     sequence_view,
 )
-from mambackpt.explore.replays import explore_replay, replay_view
+from mambackpt.explore.replays import (
+    BarScreen,
+    explore_replay,
+    replay_knobs,
+    replay_view,
+    replayed_view,
+)
+from mambackpt.explore.saving import quick_png
 from mambackpt.explore.widgets import _USERS, Explorer, explore
 from mambackpt.geometry import CacheGeometry
+from mambackpt.models import PRESETS
 from mambackpt.planner import Reason, compute_mamba_prefill_checkpoints, explain
 from mambackpt.replay.generators import generate_documents
 from mambackpt.replay.run import replay
@@ -354,6 +362,32 @@ def test_an_empty_view_is_a_picture_too() -> None:
     assert figure_png(View("Nothing is there.", (lane,)).draw().figure)
 
 
+def test_more_columns_than_can_be_read_are_refused_at_once() -> None:
+    """M = H = U = 1 froze the page for 20 s."""
+    ones = CacheGeometry(1, 1, 1, 1)
+    for view in (sequence_view(1000, 8192, ones), placement_view(1024, 0, ones)):
+        assert "999" in view.finding or "1023" in view.finding
+    with pytest.raises(CheckpointValueError, match=r"8,000 columns.*1,024.*Try mamba_block_size=8"):
+        sequence_view(8000, 8192, ones)
+    with pytest.raises(CheckpointValueError, match=r"8,000 steps.*Try budget=8"):
+        sequence_view(8000, 1, CacheGeometry(64, 64, 16, 64))
+    sequence_view(8000, 8192, CacheGeometry(8, 8, 8, 8))  # what it said to try
+
+
+def test_frames_that_nobody_sees_are_no_limit() -> None:
+    view = sequence_view(8000, 528, CacheGeometry(528, 528, 16, 528))
+    assert len(view.lanes[0].ends) > 10
+
+
+def test_columns_that_are_too_narrow_to_read_are_bundled() -> None:
+    drawing = sequence_view(8000, 8192, CacheGeometry(16, 16, 16, 16)).draw()
+    [ax] = drawing.figure.axes
+    words = [text.get_text() for text in ax.texts if text.get_visible()]
+    assert words.count("0 to 497 null") == 2
+    boxes = sum(len(boxes.get_paths()) for boxes in ax.collections)
+    assert boxes < 40
+
+
 # ---- replays -----------------------------------------------------------------------------------
 
 REQUESTS = generate_documents(120)
@@ -381,8 +415,15 @@ def test_a_rule_that_is_among_the_usual_ones_is_shown_once() -> None:
     assert "of 3 others" in view.finding
 
 
+def test_a_rule_that_keeps_what_another_keeps_is_said_to() -> None:
+    """interval(100) silently equalled `all` at a block of 512."""
+    said = replay_view(REQUESTS, "interval(100)", block=512).note
+    assert "interval(100) keeps the same states as all here" in said
+    assert "the same states" not in replay_view(REQUESTS, "interval(4096)", block=512).note
+
+
 def test_an_explorer_of_replays_follows_its_controls_and_says_what_is_wrong() -> None:
-    explorer = explore_replay(REQUESTS, "none")
+    explorer = explore_replay(REQUESTS)
     try:
         total = int(REQUESTS.prompt.sum())
         assert f"none recomputes {total:,} tokens" in explorer.page
@@ -392,11 +433,43 @@ def test_an_explorer_of_replays_follows_its_controls_and_says_what_is_wrong() ->
             REQUESTS, "last+junction", block=512, pool=explorer._controls["pool"].value
         )
         assert view.finding in explorer.page
-        explorer._controls["rule"].value = "lasst"
-        assert 'role="alert"' in explorer.page
-        assert "expected one of" in explorer.page
-        explorer._controls["rule"].value = "last+chunk"
-        explorer._controls["budget"].value = 100
-        assert "at least one block" in explorer.page
+        for wrong, meant in (("lasst", "last"), ("LAST", "last"), ("all+Junction", "junction")):
+            explorer._controls["rule"].value = wrong
+            assert 'role="alert"' in explorer.page
+            assert f"Try &#x27;{meant}&#x27;" in explorer.page
+        explorer.set(rule="last+chunk", budget=100)
+        assert "tokens per step is 100" in explorer.page
+        explorer.set(budget=8192, block=700)
+        assert "expected a multiple of 512" in explorer.page
     finally:
         explorer.close()
+
+
+def test_every_model_can_be_chosen_and_an_uncounted_one_says_what_it_lacks() -> None:
+    assert set(replay_knobs(REQUESTS)["model"].choices) == set(PRESETS)
+    for name, model in PRESETS.items():
+        assert replay_view(REQUESTS, "last", block=512, model=name)
+        if model.recurrent_layers and model.attention_layers:
+            assert replay_view(REQUESTS, "last", block=512, model=name, pool=500_000)
+        else:
+            with pytest.raises(CheckpointValueError, match=f"'{name}', whose layers are not"):
+                replay_view(REQUESTS, "last", block=512, model=name, pool=500_000)
+
+
+def test_the_rule_that_an_explorer_begins_with_solves_no_challenge() -> None:
+    """Notebook 06 asks for a rule that beats the usual ones: none is given away."""
+    trace = generate_documents(300)
+    knobs = replay_knobs(trace)
+    for pool in knobs["pool"].choices:
+        for block in (512, 1024, 4096):
+            view = replayed_view(trace, str(knobs["rule"].value), block, 8192, "qwen3-next", pool)
+            others = [n for at, n in enumerate(view.recomputed) if at != view.mine]
+            assert view.recomputed[view.mine] >= min(others)
+
+
+def test_redrawn_bars_are_the_bars_of_a_new_explorer() -> None:
+    views = [replay_view(REQUESTS, "none", block=block) for block in (512, 1024, 2048)]
+    screen = BarScreen(views[0])
+    for view in (*views, views[1]):
+        drawing = screen.draw(view)
+    assert quick_png(drawing.figure) == quick_png(views[1].draw().figure)
