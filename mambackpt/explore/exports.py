@@ -322,13 +322,13 @@ def export_knobs(layer: str = "kimi-k3", buffer: str = "raw_qkv") -> dict[str, K
         ),
         "source": Knob(label="emitted rows", option="source", value="float32", choices=dtypes),
         "state": Knob(label="pool of rows", option="state", value="float32", choices=dtypes),
-        "row": Knob(label="row", option="row", value=0, least=0, most=ROWS - 1),
         "program": Knob(label="program", option="program", value=0, least=0, most=63),
+        "row": Knob(label="row", option="row", value=0, least=0, most=ROWS - 1),
     }
 
 
 def exported(
-    layer: str, buffer: str, layout: str, source: str, state: str, row: int, program: int
+    layer: str, buffer: str, layout: str, source: str, state: str, program: int, row: int
 ) -> ExportView:
     """Return the export view of the knobs' values."""
     return export_view(
@@ -343,7 +343,7 @@ def exported(
 
 
 def _python_of(values: Values) -> str:
-    layer, buffer, layout, source, state, row, program = values.values()
+    layer, buffer, layout, source, state, program, row = values.values()
     return (
         f"from mambackpt.explore import export_view; view = export_view({layer!r}, {buffer!r}, "
         f"program={program}, row={row}, token_first={layout == 'token-first'}, "

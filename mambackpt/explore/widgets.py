@@ -80,6 +80,8 @@ class Explorer(VBox):  # type: ignore[misc]
         self._show, self._controls, self._habits = show, controls, habits or Habits()
         self._name = f"{show.__module__}.{show.__qualname__}"
         self._screen = HTML()
+        # The sign is on a box around the page: on the page itself it would draw the page once more.
+        self._frame = VBox([self._screen])
         self._desk = HBox(
             [*controls.values(), *beside], layout=Layout(flex_flow="row wrap", width="100%")
         )
@@ -87,7 +89,7 @@ class Explorer(VBox):  # type: ignore[misc]
         self._held = False
         self._values = self.values
         self._drawn: str | Drawing | Shown | None = None
-        super().__init__([self._desk, self._screen, self._tools, HTML(_LOOKS)])
+        super().__init__([self._desk, self._frame, self._tools, HTML(_LOOKS)])
         earlier = []
         for control in controls.values():
             users = _USERS.setdefault(control, {})
@@ -143,7 +145,7 @@ class Explorer(VBox):  # type: ignore[misc]
         if self._held:
             return
         self._carry()
-        self._screen.add_class(_BUSY)
+        self._frame.add_class(_BUSY)
         self._drawn, page = None, ""
         try:
             self._drawn = self._show(**self._values)
@@ -155,7 +157,7 @@ class Explorer(VBox):  # type: ignore[misc]
             raise
         finally:
             self._screen.value = page
-            self._screen.remove_class(_BUSY)
+            self._frame.remove_class(_BUSY)
             self._tools.refresh()
 
     def _carry(self) -> None:
