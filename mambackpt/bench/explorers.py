@@ -205,8 +205,8 @@ def _press_and_wait(page: Any, runs: int) -> tuple[float, ...]:
 
 def _notebook_of(move: Move) -> str:
     source = f"from mambackpt.explore import *\nexplorer = {move.make}\nexplorer"
-    cell: dict[str, Any] = {"cell_type": "code", "id": "1", "source": source, "metadata": {}, "outputs": [],
-            "execution_count": None}  # fmt: skip
+    cell: dict[str, Any] = {"cell_type": "code", "id": "1", "source": source}
+    cell |= {"metadata": {}, "outputs": [], "execution_count": None}
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     about = {"kernelspec": kernel}
     return json.dumps({"cells": [cell], "metadata": about, "nbformat": 4, "nbformat_minor": 5})

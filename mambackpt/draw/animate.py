@@ -469,14 +469,14 @@ _PLAYER = """(id, film) => document.querySelectorAll(`#${id}:not([data-ready])`)
   const toggle = () => {
     if (timer) return pause();
     if (at === last) show(0);
-    play.textContent = "⏸ pause"; play.ariaLabel = "Pause";
+    play.textContent = "‖ pause"; play.ariaLabel = "Pause";
     timer = setInterval(() => { show(at + 1); if (at === last) pause(); }, 1200);
   };
-  button("⏮ first", "First frame", () => go(0));
+  button("|◀ first", "First frame", () => go(0));
   button("◀ back", "Previous frame", () => go(at - 1));
   const play = button("▶ play", "Play", toggle);
   button("next ▶", "Next frame", () => go(at + 1));
-  button("last ⏭", "Last frame", () => go(last));
+  button("last ▶|", "Last frame", () => go(last));
   const slider = document.createElement("input");
   Object.assign(slider, {type: "range", min: 0, max: last, value: 0, ariaLabel: "frame"});
   slider.oninput = () => go(Number(slider.value));

@@ -54,7 +54,8 @@ class Knob:
         """Return the control."""
         words = {"description": self.label, "style": _STYLE}
         if isinstance(self.value, bool):
-            return Checkbox(value=self.value, description=self.label, indent=False)
+            layout = Layout(width=f"{LABEL_EM + 17}em")
+            return Checkbox(value=self.value, indent=True, layout=layout, **words)
         if self.choices:
             options = [(self.shown(value), value) for value in self.choices]
             if self.value not in self.choices:
@@ -85,11 +86,12 @@ class Number(HBox):  # type: ignore[misc]
         field = Layout(width=f"{LABEL_EM + 6.5}em")
         self.field = IntText(value=value, description=label, style=_STYLE, layout=field)
         self.slider = IntSlider(
-            value=min(max(value, least), most), min=least, max=most, step=step, readout=False,
+            value=least, min=least, max=most, step=step, readout=False,
             layout=Layout(width="10em"), tooltip=label,
         )  # fmt: skip
         super().__init__([self.field, self.slider], layout=Layout(width=f"{LABEL_EM + 17}em"))
         self.value = value
+        self._agree()
         self.field.observe(self._typed, "value")
         self.slider.observe(self._slid, "value")
         self.observe(self._agree, "value")
@@ -108,7 +110,9 @@ class Number(HBox):  # type: ignore[misc]
             self._agree()
 
     def _nearest(self) -> int:
-        return int(min(max(self.value, self.slider.min), self.slider.max))
+        """Where the slider stands: a browser would move it to a step by itself, and the value."""
+        least, most, step = self.slider.min, self.slider.max, self.slider.step
+        return int(least + (min(max(self.value, least), most) - least) // step * step)
 
     def _typed(self, _: object) -> None:
         self.value = self.field.value

@@ -510,10 +510,10 @@ class _Film(HBox):  # type: ignore[misc]
             options=[("any request", 0)], value=0, description="go to", layout=Layout(width="17em")
         )
         moves: dict[str, Callable[[int], int]] = {
-            "⏮ first": lambda step: 1,
+            "|◀ first": lambda step: 1,
             "◀ back": lambda step: max(step - 1, 1),
             "next ▶": lambda step: min(step + 1, number.slider.max),
-            "last ⏭": lambda step: int(number.slider.max),
+            "last ▶|": lambda step: int(number.slider.max),
         }
         buttons: list[Widget] = []
         for words, move in moves.items():

@@ -66,7 +66,7 @@ class ExportView:
     finding: str
     strips: tuple[tuple[Strip, ...], ...]
     programs: tuple[str, ...]
-    rows: tuple[tuple[str | int, ...], ...]
+    rows: tuple[tuple[str | float, ...], ...]
     header: tuple[str, ...]
 
     def draw(self) -> Drawing:
@@ -202,7 +202,7 @@ _HEADER = (
 
 def _numbers(
     kernel: str, programs: int, first: int, last: int, at: int, touch: Touch
-) -> tuple[str | int, ...]:
+) -> tuple[str | float, ...]:
     """A row of the table; an access stays within a run and takes 16 bytes at most."""
     spots = touch.elements * touch.itemsize
     breaks = np.flatnonzero(np.diff(touch.elements) != 1) + 1
@@ -216,10 +216,15 @@ def _numbers(
         int(spots.min()),
         int(spots.max()) + touch.itemsize,
         len(spots),
-        f"{len(spots) / _THREADS:g}",
-        f"{touch.run_bytes:,.4g}",
-        f"{accesses / _THREADS:g}",
-        f"{accesses * 1024 / touch.bytes:g}",
+        *(
+            int(number) if number == int(number) else round(number, 2)
+            for number in (
+                len(spots) / _THREADS,
+                touch.run_bytes,
+                accesses / _THREADS,
+                accesses * 1024 / touch.bytes,
+            )
+        ),
     )
 
 

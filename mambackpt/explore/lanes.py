@@ -43,6 +43,7 @@ class View:
     lanes: tuple[Lane, ...]
     rows: tuple[tuple[str, ...], ...] = ()
     header: tuple[str, ...] = ()
+    caption: str = ""
 
     def draw(self) -> Drawing:
         """Return the picture that an explorer shows: for a page without a kernel.
@@ -54,7 +55,7 @@ class View:
 
     def table(self) -> str:
         """Return the table below the picture as HTML; nothing where there is none."""
-        return table_html(self.header, self.rows, caption=self.finding) if self.rows else ""
+        return table_html(self.header, self.rows, caption=self.caption) if self.rows else ""
 
 
 def placement_view(seq_len: int, start: int, geometry: CacheGeometry) -> View:
@@ -83,6 +84,7 @@ def placement_view(seq_len: int, start: int, geometry: CacheGeometry) -> View:
         (replace(lane, caption=""),),
         tuple(_conditions(decision, seq_len, start, geometry)),
         ("condition", "with these numbers", ""),
+        "Six conditions, asked in this order.",
     )
 
 

@@ -31,6 +31,9 @@ _LOOKS = f"""<style>
 .{_BUSY}::before {{content: "computing …"; visibility: hidden; position: absolute; z-index: 1;
   padding: 0 0.6em; background: #33333b; color: white;
   animation: mambackpt-sign 1ms 150ms forwards}}
+.mambackpt-page .widget-html-content {{line-height: 1.35}}
+.mambackpt-page caption {{text-align: left; font-weight: bold; padding: 0.4em 0}}
+.mambackpt-page td, .mambackpt-page th {{padding: 0.1em 0.6em; vertical-align: top}}
 .mambackpt-code pre {{white-space: pre-wrap; user-select: all; margin: 0.4em 0}}
 </style>"""
 
@@ -82,6 +85,7 @@ class Explorer(VBox):  # type: ignore[misc]
         self._screen = HTML()
         # The sign is on a box around the page: on the page itself it would draw the page once more.
         self._frame = VBox([self._screen])
+        self._frame.add_class("mambackpt-page")
         self._desk = HBox(
             [*controls.values(), *beside], layout=Layout(flex_flow="row wrap", width="100%")
         )
@@ -206,18 +210,18 @@ class _Tools(VBox):  # type: ignore[misc]
 
     def __init__(self, explorer: Explorer) -> None:
         self._explorer = explorer
-        wide = Layout(width="auto")
+        wide = Layout(width="auto", flex="0 0 auto")
         self.save = Button(description="save figure", layout=wide)
         self.kind = Dropdown(
             options=[(kind.upper(), kind) for kind in FORMATS], value="svg",
-            layout=Layout(width="5.5em"), tooltip="format of the saved figure",
+            layout=Layout(width="5.5em", flex="0 0 auto"), tooltip="format of the saved figure",
         )  # fmt: skip
         self.ask = ToggleButton(value=False, description="copy as code", layout=wide)
         self.said = HTML()
         self.lines = HTML()
         self.lines.add_class("mambackpt-code")
         asks = [self.ask] if explorer._habits.code else []
-        super().__init__([HBox([self.save, self.kind, *asks, self.said]), self.lines])
+        super().__init__([HBox([self.save, self.kind, *asks]), self.said, self.lines])
         self.save.on_click(self._save)
         self.ask.observe(self.refresh, "value")
         self._spare = [] if asks else [self.ask]

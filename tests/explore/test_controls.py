@@ -58,6 +58,16 @@ def test_a_typed_number_may_lie_beyond_the_slider_and_stays_as_typed() -> None:
     close(number)
 
 
+def test_a_typed_number_between_two_steps_of_the_slider_stays_as_typed() -> None:
+    """A browser moved the slider, and with it the number, to the nearest step."""
+    number = Number("hash unit H", 1536, least=16, most=16384, step=16)
+    number.field.value = 100
+    assert (number.value, number.slider.value) == (100, 96)
+    number.slider.value = 112
+    assert (number.value, number.field.value) == (112, 112)
+    close(number)
+
+
 def test_a_shorter_slider_takes_its_value_along() -> None:
     number = Number("step", 30, most=34)
     number.stretch(6)
