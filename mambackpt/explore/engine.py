@@ -204,7 +204,7 @@ def _lane_of(row: TableRow, events: Sequence[Event], block: int, prompt: int) ->
     for event in mine:
         if isinstance(event, Hit) and event.group == _GROUP:
             at = (event.position - 1) // block
-            right = columns[at].held is None or columns[at].right
+            right = columns[at].right or columns[at].held == event.position
             marks.append(Mark(event.position, "hit" if right else "error", at))
         elif isinstance(event, Written) and event.group == _GROUP and event.position < row.computed:
             marks.append(Mark(event.position, "checkpoint", event.column))
