@@ -5,11 +5,13 @@ RUN := $(VENV)/bin/python -m
 READY := $(VENV)/.ready
 ENGINES := llama.cpp sglang vllm
 
-.PHONY: help figures test lab lint compat conformance clean
+.PHONY: help figures notebooks site test lab lint compat conformance clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make figures      draw every design-review figure into notebooks/figures (SVG and PDF)"
+	@echo "make notebooks    run every notebook again, and keep what it shows"
+	@echo "make site         write the course as static pages into build/site"
 	@echo "make test         run every test"
 	@echo "make lab          open the notebooks in JupyterLab"
 	@echo "make lint         check style and types"
@@ -28,6 +30,12 @@ $(READY): pyproject.toml constraints.txt
 
 figures: $(READY)
 	@$(RUN) mambackpt figures
+
+notebooks: $(READY)
+	@$(RUN) mambackpt site --in-place
+
+site: $(READY)
+	@$(RUN) mambackpt site
 
 test: $(READY)
 	$(RUN) pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)

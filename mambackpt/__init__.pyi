@@ -20,14 +20,19 @@ from mambackpt.metadata import MambaPrefillCheckpointBuilder as MambaPrefillChec
 from mambackpt.metadata import MambaPrefillCheckpointMetadata as MambaPrefillCheckpointMetadata
 from mambackpt.metadata import SpeculativeConfig as SpeculativeConfig
 from mambackpt.models import PRESETS as PRESETS
+from mambackpt.models import Capacity as Capacity
 from mambackpt.models import HybridModel as HybridModel
 from mambackpt.models import from_config as from_config
 from mambackpt.models import mamba_block_size as mamba_block_size
+from mambackpt.models import pool_capacity as pool_capacity
+from mambackpt.models import read_boot_log as read_boot_log
 from mambackpt.planner import Decision as Decision
 from mambackpt.planner import Reason as Reason
 from mambackpt.planner import compute_mamba_prefill_checkpoints as compute_mamba_prefill_checkpoints
 from mambackpt.planner import explain as explain
 from mambackpt.planner import get_mamba_prefill_checkpoint_position as get_mamba_prefill_checkpoint_position
 from mambackpt.planner import is_mamba_prefill_checkpoint_valid as is_mamba_prefill_checkpoint_valid
+from mambackpt.why import HitVerdict as HitVerdict
+from mambackpt.why import explain_hit as explain_hit
 
 __version__: str

@@ -1,6 +1,7 @@
 """The command line: ``python -m mambackpt COMMAND``."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,12 +11,14 @@ from mambackpt.errors import CheckpointError
 # command: (module, what it does); a module loads when its command is asked for, and has a `main`
 COMMANDS = {
     "figures": ("figures.command", "draw the design-review figures as SVG and PDF"),
-    "why": ("why", "where a checkpoint lands for one query, or why nowhere"),
+    "why": ("why.command", "why no checkpoint for a query, or no hit for a prompt"),
     "explore": ("explore.command", "draw one view of an explorer, without a notebook"),
     "animate": ("explore.films", "write a film as a GIF or as a page that plays it"),
     "size": ("models.command", "state and block sizes of a model or a config.json"),
+    "log": ("models.log_command", "what the boot log of an engine tells"),
     "replay": ("replay.command", "replay a request trace under placement rules"),
     "lockstep": ("engine.command", "check every key against the state it promises"),
+    "site": ("site.command", "the course as static pages"),
     "conformance": ("conformance.command", "hold the kit to running engines, and them to it"),
     "bench": ("bench.command", "time what has just been shown equal"),
 }
@@ -50,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # who read has seen enough, as `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 if __name__ == "__main__":

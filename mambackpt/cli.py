@@ -4,7 +4,9 @@ Errors name the option as it was typed. The commands themselves stand in their r
 """
 
 import math
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from mambackpt.errors import CheckpointValueError, checked_choice
@@ -15,20 +17,20 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", start=1)}
 
 
-def whole_number(option: str, text: str, *, least: int = 1) -> int:
+def whole_number(option: str, text: str, *, least: int = 1, example: int = 1000) -> int:
     """Return the number that an option was given.
 
     >>> whole_number("--seed", "2,000", least=0)
     2000
 
     Thousands may be separated. Raises CheckpointValueError for anything below ``least``, and for
-    what is no whole number.
+    what is no whole number; ``example`` is what it says to try.
     """
     digits = text.strip().replace(",", "").replace("_", "")
     if not digits.isdecimal() or int(digits) < least:
         raise CheckpointValueError(
             f"{option} is {text!r}; expected a whole number of at least {least}. "
-            f"Try {option} {max(least, 1000)}."
+            f"Try {option} {max(least, example)}."
         )
     return int(digits)
 
@@ -48,6 +50,23 @@ def whole_numbers(option: str, text: str, *, least: int = 1) -> list[int]:
             f"them. Try {option} 512,2048."
         )
     return [int(part) for part in numbers]
+
+
+def layer_counts(option: str, text: str) -> tuple[int, int]:
+    """Return the recurrent and attention layers that an option was given.
+
+    >>> layer_counts("--layers", "36,12")
+    (36, 12)
+
+    Raises CheckpointValueError for anything else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+        raise CheckpointValueError(
+            f"{option} is {text!r}; expected recurrent and attention layers, two whole numbers. "
+            f"Try {option} 36,12."
+        )
+    return int(parts[0]), int(parts[1])
 
 
 def bytes_of(option: str, text: str) -> int:
@@ -99,6 +118,66 @@ def choices_of(option: str, text: str, known: Iterable[T], *, separator: str = "
     """
     listed = list(known)
     return [checked_choice(option, name.strip(), listed) for name in text.split(separator)]
+
+
+def checked_output(option: str, file: str | Path) -> Path:
+    """Return the path of a file that can be written; to ask before the work is done.
+
+    >>> checked_output("--out", "hits.csv").name
+    'hits.csv'
+
+    Raises CheckpointValueError for a folder, and where nothing can be written.
+    """
+    path = Path(file)
+    folder = path.parent
+    what = ""
+    if path.is_dir():
+        what = "is a folder"
+    elif not folder.is_dir():
+        what = f"lies in {folder}, which is no folder"
+    elif (path.exists() and not os.access(path, os.W_OK)) or not _takes_files(path):
+        what = "cannot be written"
+    if what:
+        raise CheckpointValueError(
+            f"{option} {path} {what}; expected a file that can be written. "
+            f"Try {option} {path.name or 'out.json'}."
+        )
+    return path
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def _takes_files(path: Path) -> bool:
+    """Whether a draft can be made beside this file."""
+    try:
+        _draft_of(path).touch()
+        _draft_of(path).unlink()
+    except OSError:
+        return False
+    return True
+
+
+def write_whole(file: str | Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: under another name first, beside it.
+
+    A run that is interrupted leaves the file as it was before. Raises CheckpointValueError where it
+    cannot be written.
+    """
+    path = Path(file)
+    whole = content.encode() if isinstance(content, str) else content
+    draft = _draft_of(path)
+    try:
+        draft.write_bytes(whole)
+        draft.replace(path)
+    except OSError as error:
+        raise CheckpointValueError(
+            f"{path} cannot be written ({error.strerror}); expected a place with room for "
+            f"{len(whole):,} bytes. Try another folder."
+        ) from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, words: int = 1) -> str:

@@ -1,8 +1,6 @@
 """Run notebooks as a reader would, and find what an execution alone does not report."""
 
-import asyncio
 import copy
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,15 +9,16 @@ from typing import Any
 
 import nbformat
 import yaml
-from nbclient import NotebookClient
-from nbstripout import strip_output
+
+from mambackpt.site import NOTEBOOK_NAMES, execute, stripped
+
+__all__ = ["execute", "stripped"]  # as the pages do it
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
+NOTEBOOKS = sorted(FOLDER.glob(NOTEBOOK_NAMES))
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-_SECONDS_PER_CELL = 300
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^[\w.]*(Error|Exception)\b", re.M)
 
 Notebook = Any  # nbformat's tree of dictionaries
@@ -37,37 +36,10 @@ def tags(cell: Any) -> list[str]:
     return list(cell.metadata.get("tags", []))
 
 
-def execute(*notebooks: Notebook, folder: Path) -> None:
-    """Execute notebooks in place, at the same time, each with another hash seed."""
-
-    async def both() -> None:
-        jobs = []
-        for seed, notebook in enumerate(notebooks):
-            client = NotebookClient(
-                notebook,
-                timeout=_SECONDS_PER_CELL,
-                kernel_name="python3",
-                resources={"metadata": {"path": str(folder)}},
-                record_timing=False,
-            )
-            jobs.append(client.async_execute(env=os.environ | {"PYTHONHASHSEED": str(seed)}))
-        await asyncio.gather(*jobs)
-
-    asyncio.run(both())
-
-
 def hooks() -> dict[str, Any]:
     """The pre-commit hooks by their id."""
     settings = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     return {hook["id"]: hook for repo in settings["repos"] for hook in repo["hooks"]}
-
-
-def stripped(notebook: Notebook) -> str:
-    """Return the text that the pre-commit hook leaves of a notebook."""
-    _, extra_keys = hooks()["nbstripout"]["args"]
-    keys = ["metadata.widgets", *extra_keys.split()]
-    bare = strip_output(copy.deepcopy(notebook), False, False, False, extra_keys=keys)
-    return nbformat.writes(bare) + "\n"
 
 
 def copy_of_the_folder(target: Path) -> Path:

@@ -10,10 +10,15 @@ from mambackpt.bench.explorers import redraw_table, time_explorers
 from mambackpt.bench.export import BUFFERS, bench_export
 from mambackpt.bench.planner import PLANNER_SIZES, bench_planner
 from mambackpt.bench.record import Benchmark, Timing, record_environment
-from mambackpt.bench.replays import time_replays
+from mambackpt.bench.replays import time_engines, time_replays
 from mambackpt.cli import choices_of, table, whole_numbers
 from mambackpt.errors import CheckpointValueError
-from mambackpt.replay import load_trace
+from mambackpt.replay import ENGINES, open_trace
+
+_TRACE = "chat:1000"
+_ENGINES_TRACE = (
+    "chat:requests=300,grain=16"  # a plain engine is slow; each engine takes this grain
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,7 +54,8 @@ def _add_planner(parser: argparse.ArgumentParser) -> None:
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     say = parser.add_argument
-    say("trace", help="a trace file; it is loaded before anything is timed")
+    say("trace", nargs="?", help=f"a trace or a generator [{_TRACE}; of engines {_ENGINES_TRACE}]")
+    say("--engine", metavar="NAMES", help=f"these engines instead of rules: {', '.join(ENGINES)}")
     say("--rule", default="all,last,last+junction,last+junction+chunk")
     say("--block", default="512,1024,1536,2048,4096", metavar="NUMBERS")
     say("--model", help="whose bytes count in a pool")
@@ -121,17 +127,22 @@ def _report(out: Path | None) -> Callable[[Benchmark], None]:
 
 def _bench_replay(args: argparse.Namespace) -> None:
     """Print each replay's medians, and the ratio of both sums at the end."""
-    trace = load_trace(args.trace)
+    trace, _ = open_trace(args.trace or (_ENGINES_TRACE if args.engine else _TRACE))
     pools: list[int | None] = [None]
     if args.pool_gb:
         pools = [size * 10**9 for size in whole_numbers("--pool-gb", args.pool_gb)]
+    timings = (
+        time_engines(trace, choices_of("--engine", args.engine, ENGINES), runs=args.runs)
+        if args.engine
+        else time_replays(
+            *(trace, args.rule.split(","), whole_numbers("--block", args.block), pools),
+            runs=args.runs,
+            model=args.model,
+        )
+    )
     plain = fast = 0.0
     print(f"{'rule':<28} {'block':>6} {'pool GB':>8} {'plain ms':>10} {'fast ms':>9} {'ratio':>7}")
-    for timing in time_replays(
-        *(trace, args.rule.split(","), whole_numbers("--block", args.block), pools),
-        runs=args.runs,
-        model=args.model,
-    ):
+    for timing in timings:
         pool = "-" if timing.pool_bytes is None else f"{timing.pool_bytes / 1e9:.0f}"
         print(
             f"{timing.rule:<28} {timing.block:>6} {pool:>8} {timing.plain_s * 1e3:>10.1f} "

@@ -23,6 +23,7 @@ from mambackpt.draw.charts import (
     draw_heatmap,
     draw_timings,
     fit_y,
+    name_ends,
     name_points,
 )
 from mambackpt.draw.lanes import (
@@ -37,6 +38,7 @@ from mambackpt.draw.lanes import (
     scheduled_lane,
 )
 from mambackpt.draw.sheet import (
+    CHECKPOINT,
     CHUNKS,
     ERROR,
     FAINT_INK,
@@ -52,12 +54,14 @@ from mambackpt.draw.sheet import (
     retitle,
     sheet,
     style,
+    text_width,
     tint,
     write_note,
 )
 from mambackpt.draw.show import figure_html, figure_png, show, show_table, table_html
 
 __all__ = [
+    "CHECKPOINT",
     "CHUNKS",
     "ERROR",
     "FAINT_INK",
@@ -93,6 +97,7 @@ __all__ = [
     "fit_y",
     "lanes_height",
     "left_margin",
+    "name_ends",
     "name_points",
     "numeral",
     "planned_lane",
@@ -108,6 +113,7 @@ __all__ = [
     "show_table",
     "style",
     "table_html",
+    "text_width",
     "tint",
     "write_note",
 ]

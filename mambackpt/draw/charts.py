@@ -229,6 +229,57 @@ def _label_ends(ax: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
         ax.annotate(name, ends[name], offset, textcoords="offset points", va="center")
 
 
+def name_ends(ax: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
+    """Name each curve to the right of its own end; a name moves least, where two would meet.
+
+    >>> from mambackpt.draw import sheet, style
+    >>> with style():
+    ...     _, [ax] = sheet("2 are near.", [10], right=5)
+    ...     name_ends(ax, {"A": (1, 0.5), "B": (1, 0.5), "C": (1, 0.9)})
+    >>> sorted(filter(None, (text.get_text() for text in ax.texts)))
+    ['A', 'B', 'C']
+
+    Names may have several lines. Call it when the axes have their limits. A name that had to move
+    has a leader to its end.
+    """
+    em = float(mpl.rcParams["font.size"])
+    scale = 72 / ax.figure.dpi
+    floor = float(ax.bbox.y0) * scale - 0.3 * em
+    ups = {name: float(ax.transData.transform(end)[1]) * scale for name, end in ends.items()}
+    tall = {name: 1.25 * em * (1 + name.count("\n")) for name in ends}
+    groups: list[list[str]] = []
+    for name in sorted(ups, key=ups.__getitem__):
+        groups.append([name])
+        while len(groups) > 1:
+            _, top = _span(groups[-2], ups, tall, floor)
+            bottom, _ = _span(groups[-1], ups, tall, floor)
+            if bottom >= top:
+                break
+            groups[-2:] = [groups[-2] + groups[-1]]
+    for group in groups:
+        low, _ = _span(group, ups, tall, floor)
+        for name in group:
+            moved = low + tall[name] / 2 - ups[name]
+            low += tall[name]
+            at, aside = ends[name], (1.4 * em, moved)
+            ax.annotate(name, at, aside, textcoords="offset points", va="center")
+            if abs(moved) > 2:  # a leader of its own: it is no part of the words
+                leader = {"arrowstyle": "-", "color": GREY, "shrinkA": 0.0, "shrinkB": 0.0}
+                ax.annotate(
+                    "", at, (1.2 * em, moved), textcoords="offset points", arrowprops=leader
+                )
+
+
+def _span(
+    group: Sequence[str], ups: Mapping[str, float], tall: Mapping[str, float], floor: float
+) -> tuple[float, float]:
+    """Bottom and top of names that stand on each other around the middle of their ends."""
+    middle = sum(ups[name] for name in group) / len(group)
+    height = sum(tall[name] for name in group)
+    low = max(middle - height / 2, floor)
+    return low, low + height
+
+
 def name_points(
     ax: Axes, points: Mapping[str, tuple[float, float]], line: Sequence[tuple[float, float]]
 ) -> None:

@@ -4,19 +4,23 @@
 # isort: off
 from mambackpt.figures.registry import FIGURES, draw_figure, save_figure
 from mambackpt.figures.placement import puzzle_requests
+from mambackpt.figures.capacities import draw_capacity
 from mambackpt.figures.lockstep import wrong_restores
 from mambackpt.figures.exports import draw_export_timings, draw_instructions, draw_roofline
 from mambackpt.figures.replays import PLACEMENTS, least_block, pool_sizes
+from mambackpt.figures import misses
 # isort: on
 
 __all__ = [
     "FIGURES",
     "PLACEMENTS",
+    "draw_capacity",
     "draw_export_timings",
     "draw_figure",
     "draw_instructions",
     "draw_roofline",
     "least_block",
+    "misses",
     "pool_sizes",
     "puzzle_requests",
     "save_figure",

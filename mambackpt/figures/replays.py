@@ -22,9 +22,9 @@ from mambackpt.draw import (
     sheet,
     write_note,
 )
-from mambackpt.figures.registry import replayed
+from mambackpt.figures.registry import named, replayed
 from mambackpt.models import PRESETS
-from mambackpt.replay import Replay, Rule, Trace, optimal, replay
+from mambackpt.replay import Replay, Rule, Trace, generate_shared, optimal, replay
 
 _T = TypeVar("_T")
 PLACEMENTS = ("all", "last", "last+junction", "last+junction+chunk")
@@ -378,3 +378,53 @@ def _reads_by_part(trace: Trace) -> Drawing:
         [[f"{share:.1f} %" for share in row.values()] for row in shares.values()],
     )
     return Drawing(figure, finding, f"{finding} Reads by the part of '{rule}', {said}.")
+
+
+@named("interval-u")
+def _interval_u() -> Drawing:
+    """Two long chats in one pool: too dense a retention evicts itself, too sparse recomputes."""
+    block, model, pool = 2176, "qwen3-next", 42 * 10**8
+    lengths = {"prefix": 0, "suffix": 60_000, "output": 100, "turn": 100}
+    trace = generate_shared(80, groups=2, turns=40, edits=0.5, **lengths)
+    every = [block * times for times in (1, 2, 3, 6, 12, 24, 48)]
+    limits = {"unlimited memory": None, f"a pool of {pool / 1e9:g} GB": pool}
+    reuse = {
+        name: [
+            100
+            * replay(trace, f"interval({K})", block=block, model=model, pool_bytes=limit).hit_rate
+            for K in every
+        ]
+        for name, limit in limits.items()
+    }
+    pooled = list(reuse.values())[1]
+    best = pooled.index(max(pooled))
+    finding = (
+        f"Two chats of 60,000 tokens in {pool / 1e9:g} GB reuse {pooled[0]:.0f} % with a state "
+        f"every {block:,} tokens, {pooled[best]:.0f} % with one every {every[best]:,}, and "
+        f"{pooled[-1]:.0f} % with the prompt's last alone."
+    )
+    figure, [ax, notes] = sheet(finding, [13, 3], left=5, right=2)
+    fit_y(ax, reuse.values(), least=0)
+    for (name, row), mark, kind in zip(reuse.items(), ("o", "s"), (GREY, HIT), strict=True):
+        ax.plot(every, row, marker=mark, color=kind, mfc="white" if kind == GREY else kind)
+        at, offset = (2, (0.9, -0.9)) if row == pooled else (0, (0.8, 0.8))
+        ax.annotate(name, (every[at], row[at]), xytext=offset, textcoords="offset fontsize")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(every, [f"{K:,}" for K in every])
+    ax.minorticks_off()
+    ax.set_xlabel("a state every so many tokens, and at the prompt's last block boundary")
+    ax.set_ylabel("reused (% of prompt)")
+    sizes = PRESETS[model]
+    write_note(
+        notes,
+        f"{len(trace)} requests, a turn of each chat after the other; half of the turns append, "
+        f"half send another text from a random token on. Blocks of {block:,}; bytes of {model}: "
+        f"{sizes.model_state_bytes / 1e6:.1f} MB a state, {sizes.model_token_bytes:,} B a token. "
+        f"{_ONE_AT_A_TIME}",
+    )
+    said = "; ".join(
+        f"in {name} "
+        + ", ".join(f"{value:.1f} % at {K:,}" for K, value in zip(every, row, strict=True))
+        for name, row in reuse.items()
+    )
+    return Drawing(figure, finding, f"{finding} Reused by the interval, {said}.")

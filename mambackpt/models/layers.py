@@ -16,6 +16,10 @@ BYTES_OF = {
     **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16"), 2),
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "float8_e4m3fn", "int8"), 1),
 }
+# One byte an element, with an fp32 scale for each of K and V, per token and head.
+SCALED = ("int8_per_token_head", "fp8_per_token_head")
+KV_DTYPES = (*BYTES_OF, *SCALED)
+_SCALE_BYTES = 4
 
 
 def bytes_of(dtype: str) -> int:
@@ -27,8 +31,11 @@ def bytes_of(dtype: str) -> int:
     Takes short and torch names, such as "fp32" or "torch.float32". Raises CheckpointValueError for
     an unknown one.
     """
-    name = str(dtype).removeprefix("torch.")
-    return BYTES_OF[checked_choice("dtype", name, BYTES_OF)]
+    return BYTES_OF[checked_choice("dtype", _short(dtype), BYTES_OF)]
+
+
+def _short(dtype: str) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _shard(name: str, size: int, ranks: int) -> int:
@@ -248,16 +255,18 @@ class GroupedAttention(_Layer):
     def token_bytes(self, ranks: int = 1, dtype: str = "bf16") -> int:
         """Return the bytes one token leaves in one layer of one rank.
 
-        More ranks than heads: each head lies on several ranks, if that comes out even.
+        >>> GroupedAttention(kv_heads=4, head_dim=256).token_bytes(dtype="int8_per_token_head")
+        2080
+
+        More ranks than heads: each head lies on several ranks, if that comes out even. Dtypes "per
+        token and head" bring an fp32 scale for each of K and V.
         """
         heads = self.kv_heads
         spread = ranks > heads and ranks % heads == 0
-        return (
-            2
-            * (1 if spread else _shard("kv_heads", heads, ranks))
-            * self.head_dim
-            * bytes_of(dtype)
-        )
+        here = 1 if spread else _shard("kv_heads", heads, ranks)
+        if checked_choice("kv_dtype", _short(dtype), KV_DTYPES) in SCALED:
+            return 2 * here * (self.head_dim + _SCALE_BYTES)
+        return 2 * here * self.head_dim * bytes_of(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +282,15 @@ class LatentAttention(_Layer):
     kernel_block: ClassVar[int] = 128
 
     def token_bytes(self, ranks: int = 1, dtype: str = "bf16") -> int:
-        """Return the bytes one token leaves in one layer of one rank."""
+        """Return the bytes one token leaves in one layer of one rank.
+
+        Raises CheckpointValueError for a dtype with a scale per head: a latent has no heads.
+        """
+        if _short(dtype) in SCALED:
+            raise CheckpointValueError(
+                f"kv_dtype is {dtype!r}, a scale per head, and latent attention caches no heads; "
+                "expected a dtype without. Try 'fp8'."
+            )
         return (self.rank + self.rope) * bytes_of(dtype)
 
 

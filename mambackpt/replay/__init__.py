@@ -10,6 +10,16 @@ from mambackpt.replay.generators import (
     generate_chat,
     generate_documents,
 )
+from mambackpt.replay.live import interleave
+from mambackpt.replay.loads import generate_lengths, generate_shared
+from mambackpt.replay.missed import (
+    BANDS,
+    CAUSES,
+    VETOES,
+    Missed,
+    explain_misses,
+    explain_misses_plainly,
+)
 from mambackpt.replay.plain import expand_rows, replay_plainly
 from mambackpt.replay.result import Replay
 from mambackpt.replay.rules import (
@@ -24,6 +34,7 @@ from mambackpt.replay.rules import (
     placement,
 )
 from mambackpt.replay.run import replay, replay_fast
+from mambackpt.replay.seconds import PrefillRate
 from mambackpt.replay.serve import ENGINES, Served, TokenRequest, serve_tokens
 from mambackpt.replay.serve.llama_cpp import LlamaCppSettings, serve_llama_cpp
 from mambackpt.replay.serve.stale import (
@@ -35,21 +46,29 @@ from mambackpt.replay.serve.stale import (
     watch_states,
 )
 from mambackpt.replay.serve.traces import replay_engine
+from mambackpt.replay.source import LOADS, open_trace
 from mambackpt.replay.sweep import Sweep, sweep
+from mambackpt.replay.timeline import timeline_json
 from mambackpt.replay.trace import Trace, TraceStatistics, describe_trace, trace_from_tokens
 
 __all__ = [
+    "BANDS",
+    "CAUSES",
     "ENGINES",
     "EVICTIONS",
     "GENERATORS",
     "LAYOUTS",
+    "LOADS",
     "PUBLIC_STATISTICS",
     "RULES",
+    "VETOES",
     "Case",
     "Lengths",
     "LlamaCppSettings",
     "Match",
+    "Missed",
     "Options",
+    "PrefillRate",
     "Replay",
     "Rule",
     "Served",
@@ -66,11 +85,17 @@ __all__ = [
     "describe_trace",
     "example_trace",
     "expand_rows",
+    "explain_misses",
+    "explain_misses_plainly",
     "generate_agents",
     "generate_chat",
     "generate_documents",
+    "generate_lengths",
+    "generate_shared",
     "get_rule",
+    "interleave",
     "load_trace",
+    "open_trace",
     "optimal",
     "placement",
     "random_prompts",
@@ -81,6 +106,7 @@ __all__ = [
     "serve_llama_cpp",
     "serve_tokens",
     "sweep",
+    "timeline_json",
     "trace_from_tokens",
     "watch_states",
 ]

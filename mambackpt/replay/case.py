@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
 import numpy as np
@@ -13,6 +14,7 @@ from mambackpt.replay.trace import Int64Array, Trace
 
 # attention, reused, written, evicted
 Columns: TypeAlias = tuple[Int64Array | list[int], ...]
+_MOST_BLOCKS = 1 << 25  # of a trace cut finer: some gigabyte
 EVICTIONS = (
     *("lru", "hit-node", "thinning", "even-gaps", "nearest-neighbour", "supersede", "frontier"),
     *("flops", "flops-as-published"),
@@ -92,6 +94,8 @@ class Case:
         """Return the case of these arguments, which are those of `replay`; raises as it does."""
         if unknown := {*options} - Options.__annotations__.keys():
             checked_choice("option", unknown.pop(), Options.__annotations__)
+        block = checked_int("block", block)
+        trace = _trace_for(trace, block)
         placed = rule_of(trace, rule)
         pool, state_pool = options.get("pool_bytes"), options.get("state_pool_bytes")
         eviction = options.get("eviction")
@@ -113,7 +117,7 @@ class Case:
         return cls(
             trace,
             placed,
-            Sizes(_checked_block(block, trace), checked_int("budget", options.get("budget", 8192))),
+            Sizes(block, checked_int("budget", options.get("budget", 8192))),
             pool,
             state_pool,
             checked_choice("eviction", eviction, EVICTIONS),
@@ -128,14 +132,28 @@ def rule_of(trace: Trace, rule: str | Rule | Place) -> Rule:
     return get_rule(rule, overlaps=trace.ceiling, grain=trace.grain)
 
 
-def _checked_block(block: int, trace: Trace) -> int:
-    block = checked_int("block", block)
-    if block % trace.grain:
+def _trace_for(trace: Trace, block: int) -> Trace:
+    """The trace in blocks that this block is a multiple of; sharing stays what is known of it."""
+    grain = gcd(block, trace.grain)
+    if trace.size * (trace.grain // grain) > _MOST_BLOCKS:
+        least = -(-trace.grain // (_MOST_BLOCKS // trace.size or 1))
+        step = next(n for n in range(least, trace.grain + 1) if trace.grain % n == 0)
         raise CheckpointValueError(
-            f"block is {block} and the trace's blocks have {trace.grain} tokens; expected a "
-            f"multiple of {trace.grain}. Try {-(-block // trace.grain) * trace.grain}."
+            f"block is {block} and the trace's blocks have {trace.grain} tokens: both are whole "
+            f"only in blocks of {grain}, too many for this trace; expected a multiple of {step}. "
+            f"Try {-(-block // step) * step}."
         )
-    return block
+    return trace.finer(grain)
+
+
+def bound_notes(trace: Trace, block: int) -> tuple[str, ...]:
+    """What a replay of this trace at this block has to say of its sharing: often nothing."""
+    if block % trace.grain == 0:
+        return ()
+    return (
+        f"block {block:,} is no multiple of the trace's {trace.grain:,} tokens: sharing is known "
+        f"to {trace.grain:,} tokens only, so the reuse told is a lower bound",
+    )
 
 
 def _model_of(model: ModelSizes | str | None) -> ModelSizes | None:

@@ -10,7 +10,7 @@ from mambackpt.errors import checked_int
 from mambackpt.replay.trace import Runs, Trace, TraceRows, TraceStatistics
 
 
-class _Text:
+class Text:
     """A text that grows at its end and can be cut back; its blocks get numbers as they fill up."""
 
     def __init__(self, used: list[int], grain: int) -> None:
@@ -18,14 +18,15 @@ class _Text:
         self.tokens = self.blocks = 0
         self.runs: Runs = []
 
-    def copy(self) -> "_Text":
+    def copy(self) -> "Text":
         """A text that begins like this one."""
-        other = _Text(self.used, self.grain)
+        other = Text(self.used, self.grain)
         other.tokens, other.blocks = self.tokens, self.blocks
         other.runs = [list(run) for run in self.runs]
         return other
 
     def grow(self, tokens: int) -> None:
+        """Add tokens that no other text has."""
         self.tokens += tokens
         new = self.tokens // self.grain - self.blocks
         if new:
@@ -62,8 +63,8 @@ class _Teller:
         self.due = 0  # requests before it
         self.rows: list[tuple[float, int, int, int, Runs, int]] = []
 
-    def text(self, tokens: int) -> _Text:
-        text = _Text(self.used, self.grain)
+    def text(self, tokens: int) -> Text:
+        text = Text(self.used, self.grain)
         text.grow(tokens)
         return text
 
@@ -77,7 +78,7 @@ class _Teller:
                 self.due += 1
             yield self.rng
 
-    def ask(self, text: _Text, after: float, output: int, message: int = 0) -> None:
+    def ask(self, text: Text, after: float, output: int, message: int = 0) -> None:
         """Add a request of this story, with the text as it is now."""
         runs = [list(run) for run in text.runs]
         arrival = self.start + after

@@ -5,7 +5,8 @@ the fast replays but the case.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
 from typing import Any
@@ -17,8 +18,27 @@ from mambackpt.replay.rules import Lengths, MarconiCosts, Match, Positions, Span
 from mambackpt.replay.trace import Trace
 
 
-def replay_plainly(case: Case, rows: Sequence[list[int]]) -> Columns:
-    """The readable replay; ``rows`` are the expanded block numbers of each request."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a request left: the positions whose states it kept (tokens), and what is held then.
+
+    ``new`` of the states were written, ``gone`` states and blocks evicted for it.
+    """
+
+    positions: list[int]
+    new: int
+    gone: int
+    blocks: int
+    states: int
+
+
+def replay_plainly(
+    case: Case, rows: Sequence[list[int]], watch: Callable[[Kept], None] | None = None
+) -> Columns:
+    """The readable replay; ``rows`` are the expanded block numbers of each request.
+
+    ``watch`` is told after every request what it left.
+    """
     store = _PlainSets() if case.limit is None else _PlainPool(case)
     trace, g, place = case.trace, case.trace.grain, case.rule.place
     attention, reused, written, evicted = [], [], [], []
@@ -48,6 +68,8 @@ def replay_plainly(case: Case, rows: Sequence[list[int]]) -> Columns:
         reused.append(hit * g if case.rule.states else found)
         written.append(new)
         evicted.append(gone)
+        if watch:
+            watch(Kept([depth * g for depth in depths], new, gone, *store.held()))
     return attention, reused, written, evicted
 
 
@@ -57,6 +79,10 @@ class _PlainSets:
     def __init__(self) -> None:
         self.blocks: set[int] = set()
         self.states: set[int] = set()
+
+    def held(self) -> tuple[int, int]:
+        """How many blocks and states."""
+        return len(self.blocks), len(self.states)
 
     def keep(self, ids: list[int], hit: int, depths: list[int]) -> tuple[int, int]:
         """Store a request's blocks and its states at these depths; return (new, evicted)."""
@@ -75,9 +101,14 @@ class _PlainPool:
         self.blocks: OrderedDict[int, int] = OrderedDict()
         self.states = self.blocks if case.state_limit is None else OrderedDict()
         self.limit, self.state_limit = case.limit or 0, case.state_limit
-        self.used = self.state_used = 0
+        self.used = self.state_used = self.state_count = 0
         self.tree = None if case.eviction in ("lru", "hit-node") else _StateTree(case)
         self.supersede = case.eviction == "supersede"
+
+    def held(self) -> tuple[int, int]:
+        """How many blocks and states."""
+        one_pool = self.states is self.blocks
+        return len(self.blocks) - one_pool * self.state_count, self.state_count
 
     def keep(self, ids: list[int], hit: int, depths: list[int]) -> tuple[int, int]:
         """Touch or insert deepest first, so that the root ends up most recent."""
@@ -103,6 +134,7 @@ class _PlainPool:
                         tree.refresh(~state)
                 continue
             states[state] = self.state_bytes
+            self.state_count += 1
             new += 1
             if tree:
                 tree.add(ids, depth)
@@ -124,6 +156,7 @@ class _PlainPool:
         if tree is None or state not in tree.used or len(tree.after[state]) > 1:
             return 0
         tree.remove(state)
+        self.state_count -= 1
         if self.state_limit is None:
             self.used -= self.states.pop(~state)
         else:
@@ -140,8 +173,11 @@ class _PlainPool:
     def _pop(self, items: OrderedDict[int, int]) -> int:
         """Evict one item and return its bytes: the least recent, or the state that goes for it."""
         if not self.tree:
-            return items.popitem(last=False)[1]
+            key, size = items.popitem(last=False)
+            self.state_count -= key < 0
+            return size
         key = next(iter(items))
+        self.state_count -= key < 0
         return items.pop(~self.tree.pop() if key < 0 else key)
 
 

@@ -30,7 +30,8 @@ def count_reads(case: Case, attention: Int64Array, reused: Int64Array) -> dict[s
     # (block, request, part) as one number; of one request's the first part's is the largest.
     placed = [np.zeros(0, np.int64)]
     for number, part in enumerate(parts):
-        for owner, at in _blocks_of(part, case, attention, reused):
+        for owner, depth in placed_by(part, case, attention, reused):
+            at = trace.find_blocks(owner, depth)
             some = is_read[at]
             placed.append((at[some] * R + owner[some]) * (last + 1) + last - number)
     keys = np.sort(np.concatenate(placed))
@@ -43,16 +44,15 @@ def count_reads(case: Case, attention: Int64Array, reused: Int64Array) -> dict[s
     return reads
 
 
-def _blocks_of(
+def placed_by(
     part: Rule, case: Case, attention: Int64Array, reused: Int64Array
 ) -> Iterator[tuple[Int64Array, Int64Array]]:
-    """(request, block) of what a part placed in a replay."""
+    """(request, depth in blocks) of what a part placed in a replay that found this."""
     trace = case.trace
     if part.arrays:
         asked = Lengths(trace.prompt, trace.output, trace.message)
         for position in part.place(asked, Match(attention, reused), case.sizes):
-            owner, depth = places_of(trace, position)
-            yield owner, trace.find_blocks(owner, depth)
+            yield places_of(trace, position)
         return
     # A request leaves an earlier one inside an edge only where all that they share is there.
     whole = attention == (trace.ceiling - case.margin).clip(0)
@@ -66,5 +66,4 @@ def _blocks_of(
         placed = depths_of(positions, trace.grain, prompt)
         owners += [request] * len(placed)
         depths += placed
-    owner = np.array(owners, np.int64)
-    yield owner, trace.find_blocks(owner, np.array(depths, np.int64))
+    yield np.array(owners, np.int64), np.array(depths, np.int64)

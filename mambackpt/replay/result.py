@@ -14,7 +14,7 @@ class Replay:
     attention cache would have reused), ``attention`` (tokens this one found), ``reused`` (tokens
     it resumed after), ``written`` (states newly written), ``evicted`` (states and attention
     blocks). ``reads`` counts, for each part of the rule, the requests that resumed after a state
-    which it placed. Rates are shares of 1, sizes bytes.
+    which it placed. ``notes`` say what the numbers rest on. Rates are shares of 1, sizes bytes.
     """
 
     trace: str
@@ -34,6 +34,7 @@ class Replay:
     written: Int64Array
     evicted: Int64Array
     reads: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -98,4 +99,5 @@ class Replay:
             "states_per_request": self.states_per_request,
             "state_bytes_written": self.bytes_written,
             "evictions": self.evictions,
+            "notes": "; ".join(self.notes),
         }

@@ -10,7 +10,7 @@ from typing import Unpack
 
 import numpy as np
 
-from mambackpt.replay.case import Case, Columns, Options
+from mambackpt.replay.case import Case, Columns, Options, bound_notes
 from mambackpt.replay.plain import expand_rows, replay_plainly
 from mambackpt.replay.pools import walk_pool
 from mambackpt.replay.reads import count_reads
@@ -35,19 +35,22 @@ def replay(
     >>> replay(trace, "last", block=16).reused.tolist()
     [0, 32, 32]
 
-    ``block`` is in tokens, a multiple of the trace's grain; `Options` has the others: memory,
-    eviction, the budget of a prefill step. ``plainly`` uses the readable loop for everything.
+    ``block`` is in tokens. Where it is no multiple of the trace's grain, two prompts share what is
+    known of them and no more, so reuse is a lower bound; the result's notes say so. `Options` has
+    the others: memory, eviction, the budget of a prefill step. ``plainly`` uses the readable loop
+    for everything.
     Raises CheckpointValueError for sizes, rules and names that do not fit.
     """
     case = Case.of(trace, rule, block=block, **options)
-    columns = replay_plainly(case, expand_rows(trace)) if plainly else replay_fast(case)
+    columns = replay_plainly(case, expand_rows(case.trace)) if plainly else replay_fast(case)
     attention, reused, written, evicted = (np.asarray(column, np.int64) for column in columns)
     return Replay(
         *(trace.name, case.rule.name, case.sizes.block, trace.grain, case.sizes.budget),
         *(case.limit, case.state_limit, case.eviction),
         *(case.block_bytes // trace.grain, case.state_bytes),
-        *(trace.prompt, trace.ceiling, attention, reused, written, evicted),
+        *(trace.prompt, case.trace.ceiling, attention, reused, written, evicted),
         count_reads(case, attention, reused),
+        (*trace.notes, *bound_notes(trace, block)),
     )
 
 

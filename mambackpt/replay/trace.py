@@ -7,8 +7,9 @@ filled block of a prompt tells nothing about what two prompts share. Rows are ru
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import chain, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,6 +34,7 @@ class Trace:
     starts, 0: unknown), ``shared`` (leading full blocks that an earlier request had too).
     Request i owns the runs ``row[i]`` to ``row[i + 1]``; run r is the block numbers ``first[r]``
     to ``first[r] + count[r] - 1``. ``grain`` is the tokens per block. All int64 unless said.
+    ``notes`` are sentences on how the trace was read, where that is not as the file says.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Trace:
     row: Int64Array
     first: Int64Array
     count: Int64Array
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -116,6 +119,41 @@ class Trace:
     def paths(self) -> "Paths":
         """The runs as plain lists."""
         return Paths(self)
+
+    def finer(self, grain: int) -> "Trace":
+        """The same requests in blocks of ``grain`` tokens, which divides the trace's own grain.
+
+        >>> trace = trace_from_tokens([[7] * 40, [7] * 40], grain=16)
+        >>> finer = trace.finer(8)
+        >>> trace.blocks(1), finer.blocks(1), finer.shared.tolist()
+        ([0, 1], [0, 1, 2, 3, 6], [0, 4])
+
+        What requests are known to share stays what it was: the blocks that fill up a prompt's last,
+        partly filled block are nobody else's, though the prompts may have been equal there.
+        """
+        if grain == self.grain:
+            return self
+        made: dict[int, Trace] = self.__dict__.setdefault("_finer", {})
+        if grain not in made:
+            made[grain] = self._cut(self.grain // grain)
+        return made[grain]
+
+    def _cut(self, times: int) -> "Trace":
+        """Every block cut into so many, and the last part of each prompt into its own."""
+        grain = self.grain // times
+        rest = self.prompt // grain - self.length * times
+        own = np.flatnonzero(rest)
+        # One number is left out, so that no request's own blocks continue a run.
+        number = self.size * times + 1 + np.cumsum(rest) - rest
+        after = self.row[1:][own]
+        return replace(
+            self,
+            grain=grain,
+            shared=self.shared * times,
+            row=self.row + np.append(0, np.cumsum(rest > 0)),
+            first=np.insert(self.first * times, after, number[own]),
+            count=np.insert(self.count * times, after, rest[own]),
+        )
 
     def blocks(self, request: int) -> list[int]:
         """The block numbers of one request, expanded."""
@@ -284,7 +322,28 @@ class TraceRows:
         self.row.frombytes((ends + self.row[-1]).tobytes())
         self._pending.clear()
 
-    def link(self) -> Trace:
+    def chain(self) -> None:
+        """Number the ids anew so that equal numbers mean equal prefixes: by (previous, id)."""
+        if self._pending:
+            self._flush()
+        known: dict[tuple[int, int], int] = {}
+        pairs = zip(self.first, self.count, strict=True)
+        runs = [range(first, first + count) for first, count in pairs]
+        first, count, row = array("q"), array("q"), array("q", [0])
+        for start, end in pairwise(self.row):
+            before, last = -1, -2
+            for block in chain.from_iterable(runs[start:end]):
+                before = known.setdefault((before, block), len(known))
+                if before == last + 1:
+                    count[-1] += 1
+                else:
+                    first.append(before)
+                    count.append(1)
+                last = before
+            row.append(len(first))
+        self.first, self.count, self.row = first, count, row
+
+    def link(self, notes: Iterable[str] = ()) -> Trace:
         """Check that the rows form one tree of prefixes and return the trace."""
         if self._pending:
             self._flush()
@@ -313,6 +372,7 @@ class TraceRows:
             row,
             first,
             count,
+            tuple(notes),
         )
 
 
@@ -410,12 +470,17 @@ class BlockNumbers:
 
     def blocks(self, tokens: Sequence[int], grain: int) -> list[int]:
         """Return the number of each full block of a prompt."""
+        return self.between(tokens, range(grain, len(tokens) + 1, grain))
+
+    def between(self, tokens: Sequence[int], ends: Iterable[int]) -> list[int]:
+        """Return the number of each block, of which ``ends`` says where it ends."""
         ids: list[int] = []
-        before = -1
-        for start in range(0, len(tokens) - grain + 1, grain):
-            key = (before, tuple(tokens[start : start + grain]))
+        before, start = -1, 0
+        for end in ends:
+            key = (before, tuple(tokens[start:end]))
             before = self._known.setdefault(key, len(self._known))
             ids.append(before)
+            start = end
         return ids
 
 

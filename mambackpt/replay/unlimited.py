@@ -52,7 +52,7 @@ def replay_arrays(case: Case) -> Columns | None:
         writer = fixed.copy() if moving else fixed
         for owner, block in moving:
             _write(writer, owner, block)
-        hits = _deepest_kept(trace, writer, asking, run, end) * g
+        hits = deepest_kept(trace, writer, asking, run, end) * g
         if not moving or np.array_equal(hits, joint):
             if (hits % case.sizes.block).any():
                 return None  # then leaving out what lies at or below the hit is not the same
@@ -116,7 +116,7 @@ def _write(writer: Any, owner: Int64Array, block: Int64Array) -> None:
     writer[block[earlier][::-1]] = owner[earlier][::-1]
 
 
-def _deepest_kept(
+def deepest_kept(
     trace: Trace, writer: Any, asking: Int64Array, run: Int64Array, end: Int64Array
 ) -> Int64Array:
     """Blocks up to the deepest state that each asking request finds, 0 for none.

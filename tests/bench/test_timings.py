@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mambackpt.bench import command, explorers, export
+from mambackpt.bench import command, explorers, export, replays
 from mambackpt.bench.command import main
 from mambackpt.bench.compiled import LayerShape
 from mambackpt.bench.explorers import redraw_table, time_explorers
@@ -37,6 +37,7 @@ from mambackpt.bench.record import timings as timings_of
 from mambackpt.errors import CheckpointValueError
 from mambackpt.kernels.torch_copies import BASELINES, store_loop
 from mambackpt.planner import compute_mamba_prefill_checkpoints
+from mambackpt.replay import Replay, Trace, generate_chat
 
 TINY = LayerShape("tiny", 8, (4, 8))
 
@@ -322,3 +323,24 @@ def test_an_explorer_that_stands_still_is_not_timed(monkeypatch):
 def test_an_unknown_explorer_is_refused_before_a_kernel_starts():
     with pytest.raises(CheckpointValueError, match="Try 'placement'"):
         list(time_explorers(["placment"], in_browser=False))
+
+
+def test_an_engine_is_timed_beside_the_plain_one_that_gives_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["replay", "chat:40", "--engine", "llama.cpp,sglang", "--runs", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["llama.cpp", "sglang"]
+    assert lines[3].startswith("chat:40, 40 requests: ")
+
+
+def test_an_engine_s_timing_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = replays.replay_engine
+
+    def wrong(trace: Trace, engine: str, *, plainly: bool = False) -> Replay:
+        made = served(trace, engine, plainly=plainly)
+        return made if plainly else dataclasses.replace(made, reused=made.reused + 1)
+
+    monkeypatch.setattr(replays, "replay_engine", wrong)
+    with pytest.raises(CheckpointValueError, match=r"llama\.cpp disagree on chat:20"):
+        next(replays.time_engines(generate_chat(20), ["llama.cpp"]))

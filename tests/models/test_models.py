@@ -401,7 +401,7 @@ def test_what_is_no_config_is_refused_with_what_would_be_one(tmp_path: Path) -> 
         lambda: GDN(16, 32, 128).conv_shape(spec=-1),
         lambda: Mamba2(64, -64, 128, 8),
         lambda: GroupedAttention(True, 128),
-        lambda: PRESETS["qwen3.5-4b"].exchange_rate,
+        lambda: PRESETS["falcon-h1-7b"].exchange_rate,
         lambda: mamba_block_size(0, 4096),
         lambda: mamba_block_size(2_146_304, 4096.0),  # type: ignore[arg-type]
         lambda: HybridModel("x", KDA(4, 8), LatentAttention()).request_bytes(checkpoint_blocks=-1),
@@ -427,14 +427,16 @@ def test_the_size_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["size", "qwen3.5-4b"]) == 0
     said = capsys.readouterr().out
     assert "524  tokens of one attention layer that cost as much as a state" in said
-    assert "unknown  tokens of attention cache that cost as much as a checkpoint" in said
+    assert "1,572  tokens of attention cache that cost as much as a checkpoint" in said
+    assert "51,511,296  bytes of a checkpoint of all recurrent layers, 51.51 MB" in said
+    assert "recurrent state: fp32 (the preset's)" in said
 
 
 def test_the_size_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["size", "qwen3.5-4b", "--alignment", "64", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["layer"], said["block_size"], said["padding_percent"]) == ("GDN", 576, 9.92)
-    assert said["exchange_rate"] is None
+    assert said["exchange_rate"] == 1572
     assert main(["size", "kimi-k3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["exchange_rate"] == 32_507
 
@@ -465,3 +467,136 @@ def test_the_size_command_lists_the_presets(capsys: pytest.CaptureFixture[str]) 
 def test_the_size_command_refuses_an_unknown_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["size", "kimi-k4"]) == 2
     assert "kimi-k3" in capsys.readouterr().err
+
+
+# ---- where a config may lie, and what it may be ------------------------------------------------
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_folder_with_a_config_is_read(tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "model", QWEN)
+    assert from_config(folder) == replace(from_config(QWEN), name="model")
+    assert from_config(folder / "config.json") == from_config(folder)
+
+
+def test_a_folder_of_the_hugging_face_cache_is_read_at_its_main_revision(tmp_path: Path) -> None:
+    cache = tmp_path / "models--org--name"
+    write_config(cache / "snapshots" / "ffff", QWEN | {"linear_num_value_heads": 64})
+    write_config(cache / "snapshots" / "aaaa", QWEN)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("aaaa\n")
+    assert from_config(cache) == replace(from_config(QWEN), name="org/name")
+    (cache / "refs" / "main").unlink()
+    with pytest.raises(CheckpointValueError, match="2 snapshots, and refs/main names none"):
+        from_config(cache)
+    assert from_config(cache / "snapshots" / "aaaa").name == "org/name"
+
+
+def test_a_config_object_of_a_folder_gives_what_its_file_gives(tmp_path: Path) -> None:
+    """What the class does not know, such as mamba_ssm_dtype, it keeps."""
+    transformers = pytest.importorskip("transformers")
+    told = {"model_type": "qwen3_5_text", "mamba_ssm_dtype": "float32", "num_hidden_layers": 8}
+    folder = write_config(tmp_path / "model", QWEN | told | {"layer_types": None})
+    model = from_config(transformers.AutoConfig.from_pretrained(folder))
+    assert model.recurrent_dtype == "float32"
+    assert (model.recurrent_layers, model.attention_layers) == (6, 2)
+    file = from_config(folder, recurrent_layers=6, attention_layers=2)
+    assert replace(model, name="model") == file
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral", "gpt_oss"])
+def test_a_model_of_attention_alone_needs_no_checkpoint(kind: str) -> None:
+    config = {"model_type": kind, "num_attention_heads": 8, "hidden_size": 512}
+    with pytest.raises(CheckpointValueError, match="every layer attends and nothing recurrent"):
+        from_config(config)
+
+
+def test_a_model_without_attention_has_no_page_to_share() -> None:
+    with pytest.raises(CheckpointValueError, match="no attention layer"):
+        from_config({"model_type": "mamba2", "num_heads": 8})
+
+
+def test_another_hybrid_family_is_named_as_unknown() -> None:
+    config = {"model_type": "zamba9", "num_attention_heads": 8, "mamba_d_state": 64}
+    with pytest.raises(CheckpointValueError, match="model_type is 'zamba9'"):
+        from_config(config)
+
+
+def test_draft_layers_attend_where_drafts_are_on() -> None:
+    config = QWEN | {"num_hidden_layers": 8, "full_attention_interval": 4, "layer_types": None}
+    config["num_nextn_predict_layers"] = 1
+    assert from_config(config).attention_layers == 2
+    drafting = from_config(config, spec=2)
+    assert drafting.attention_layers == 3
+    assert "assumed: draft layers (1) attend, and cache as the others do" in drafting.notes
+    assert any("draft layers (1) are left out" in note for note in from_config(config).notes)
+
+
+def test_what_was_assumed_is_said() -> None:
+    assert "the engine's default" in from_config(QWEN).notes[0]
+    named = from_config(QWEN | {"mamba_ssm_dtype": "float32"})
+    assert named.notes[0] == "recurrent state float32: as mamba_ssm_dtype says"
+    assert from_config(QWEN | {"mamba_ssm_dtype": "auto"}).notes == from_config(QWEN).notes
+    assert [note.split(":")[0] for note in from_config(QWEN).notes] == [
+        "recurrent state bf16", "window bf16", "attention cache bf16"
+    ]  # fmt: skip
+    told = from_config(QWEN, recurrent_dtype="fp32", kv_dtype="fp8", conv_dtype="bf16")
+    assert told.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"num_experts": 512}, "the 512 experts change no size here"),
+        ({"layer_types": ["linear_attention", "sliding"]}, "some are of the kind sliding"),
+        ({"layer_types": ["full_attention"]}, "every layer attends and nothing recurrent"),
+        ({"layer_types": ["linear_attention"]}, "no layer attends"),
+    ],
+)
+def test_what_the_layers_counts_rest_on_is_said(fields: dict[str, object], sentence: str) -> None:
+    assert any(sentence in note for note in from_config(QWEN | fields).notes)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layer_types": 5},
+        {"layers_block_type": True},
+        {"layer_types": None, "num_hidden_layers": 8, "attn_layer_indices": 3},
+        {"layer_types": None, "num_hidden_layers": 8, "linear_attn_config": "x"},
+        {"layer_types": None, "num_hidden_layers": 8, "attn_layer_period": 2,
+         "attn_layer_offset": "x"},
+        {"text_config": [1]},
+    ],
+)  # fmt: skip
+def test_a_field_of_the_wrong_shape_is_refused_by_name(fields: dict[str, object]) -> None:
+    wrong = list(fields)[-1]
+    with pytest.raises(CheckpointTypeError, match=wrong):
+        from_config(QWEN | fields)
+
+
+def test_layers_are_counted_however_many_a_config_claims() -> None:
+    config = QWEN | {"layer_types": None, "num_hidden_layers": 10**30, "attn_layer_period": 8}
+    assert from_config(config | {"attn_layer_offset": 4}).attention_layers == 10**30 // 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "block"),
+    [("qwen3_next", 544), ("falcon_h1", 144), ("jamba", 80), ("kimi_linear", 1_920)],
+)
+def test_a_config_object_of_transformers_is_read(kind: str, block: int) -> None:
+    """Built from the defaults of its class, without a network."""
+    transformers = pytest.importorskip("transformers")
+    mapping = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    assert from_config(mapping[kind]()).block_size() == block
+
+
+def test_scales_per_token_and_head_are_counted() -> None:
+    """Public: 2,080 bytes a token of a 27B model, 2,048 and 8 scales of 4 bytes."""
+    for dtype in ("int8_per_token_head", "fp8_per_token_head"):
+        assert replace(PRESETS["qwen3.5-27b"], kv_dtype=dtype).token_bytes == 2_080

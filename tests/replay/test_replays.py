@@ -720,7 +720,6 @@ def test_the_fast_pools_hold_no_more_than_fits_after_every_request(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block": 500}, "block is 500 and the trace's blocks have 512 tokens"),
         ({"block": 0}, "block is 0"),
         ({"block": 512, "budget": 100, "rule": "chunk"}, "budget is 100 and block is 512"),
         ({"block": 512, "model": "gpt-2"}, "model is 'gpt-2'; expected one of"),
@@ -792,8 +791,8 @@ def test_what_a_broken_pool_of_processes_loses_is_replayed_here(
 
 
 def test_a_refused_input_ends_a_sweep_on_an_executor() -> None:
-    with ThreadPoolExecutor(1) as executor, pytest.raises(CheckpointValueError, match="block is 5"):
-        sweep(TRACE, ["last"], [512, 5], executor=executor)
+    with ThreadPoolExecutor(1) as executor, pytest.raises(CheckpointValueError, match="block is 0"):
+        sweep(TRACE, ["last"], [512, 0], executor=executor)
 
 
 def test_an_interrupted_sweep_keeps_what_is_done() -> None:
@@ -850,7 +849,13 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[2].startswith("the public trace that it is modelled on: 38.5 % follow-ups")
     assert len(lines) == 4 + 4
     assert lines[4].split()[0] == "last+junction"
-    assert lines[7].split()[:2] == ["interval(4096)", "1024"]
+    assert lines[7].split()[:2] == ["interval(4096)", "1,024"]
+
+
+def test_the_command_compares_rules_where_none_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat:30", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["rule"] for row in rows] == ["all", "last", "last+junction"]
 
 
 def test_the_command_prints_json_and_csv_of_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -884,7 +889,9 @@ def test_the_command_reads_a_file_and_uses_processes(
         (["chat:0"], "chat:SIZE is '0'"),
         (["chat", "--block", "a"], "block is 'a'"),
         (["chat", "--pool", "3 apples"], "pool is '3 apples'"),
-        (["chat", "--pool", "9GB"], "without a model"),
+        (["chat", "--pool", "9GB"], "--pool is given without a model.* Try --model kimi-k3"),
+        (["chat", "--state-pool", "9GB"], "--state-pool is given without --pool.* Try --pool"),
+        (["chat", "--eviction", "lru"], "--eviction is given without --pool.* Try --pool"),
         (["chat", "--rule", "most"], "rule is 'most'"),
         (["chat", "--jobs", "0"], "--jobs is '0'"),
         (["chat:2k"], "chat:SIZE is '2k'"),

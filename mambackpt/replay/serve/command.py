@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from inspect import Parameter
 
 from mambackpt.cli import table, whole_number
-from mambackpt.errors import CheckpointValueError, checked_choice
-from mambackpt.replay.files import LAYOUTS, load_trace
-from mambackpt.replay.generators import GENERATORS
+from mambackpt.errors import checked_choice
 from mambackpt.replay.result import Replay
 from mambackpt.replay.serve import ENGINES, settings_of
 from mambackpt.replay.serve.traces import replay_engine
-from mambackpt.replay.trace import Trace
+from mambackpt.replay.source import SHAPES, add_trace_options, trace_of
 
 _SWITCH = {"true": True, "on": True, "false": False, "off": False}
 
@@ -40,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
         for name, parameter in settings_of(engine).items()
         if getattr(options, name) is not None
     }
-    replayed = replay_engine(_trace(options), engine, plainly=options.plainly, **settings)
+    trace, _ = trace_of(options)
+    replayed = replay_engine(trace, engine, plainly=options.plainly, **settings)
     _print(replayed, options)
     return 0
 
@@ -49,14 +48,11 @@ def _parser(engine: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"mambackpt replay --engine {engine}",
         description="Replay a request trace as one engine serves it, a request at a time.",
-        epilog=f"engines: {', '.join(ENGINES)}. generators: {', '.join(GENERATORS)}",
+        epilog=f"Engines: {', '.join(ENGINES)}. {SHAPES}",
     )
+    add_trace_options(parser)
     add = parser.add_argument
-    add("trace", help="a trace file, or a generator with a size, as in chat:2000")
     add("--engine", help="by name")
-    add("--layout", choices=LAYOUTS, help="of the file [from its first line]")
-    add("--grain", help="tokens per block of the trace [its layout's]")
-    add("--seed", default="0", help="of a generator")
     add("--plainly", action="store_true", help="use the readable loop: slow, and the same")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object")
@@ -81,22 +77,6 @@ def _value(parameter: Parameter, text: str) -> object:
     return whole_number(option, text, least=0)
 
 
-def _trace(options: argparse.Namespace) -> Trace:
-    kind, _, size = options.trace.partition(":")
-    seed = whole_number("--seed", options.seed, least=0)
-    if kind in GENERATORS:
-        requests = whole_number(f"{kind}:", size) if size else 1000
-        return GENERATORS[kind](requests, seed=seed)
-    grain = None if options.grain is None else whole_number("--grain", options.grain)
-    try:
-        return load_trace(options.trace, layout=options.layout, grain=grain)
-    except OSError as error:
-        raise CheckpointValueError(
-            f"{options.trace} cannot be read ({error.strerror}); expected a trace file. "
-            f"Try a generator: {', '.join(GENERATORS)}."
-        ) from error
-
-
 def _print(replayed: Replay, options: argparse.Namespace) -> None:
     summary = replayed.summary()
     if options.json:
@@ -108,6 +88,8 @@ def _print(replayed: Replay, options: argparse.Namespace) -> None:
     else:
         tokens = int(replayed.prompt.sum())
         print(f"{replayed.trace}: {len(replayed):,} requests, {tokens:,} prompt tokens")
+        for note in replayed.notes:
+            print(f"note: {note}")
         header = ("engine", "hit %", "ceiling %", "recomputed", "states/request", "gone")
         rates = (f"{100 * rate:.2f}" for rate in (replayed.hit_rate, replayed.ceiling_rate))
         states = f"{replayed.states_per_request:.2f}"

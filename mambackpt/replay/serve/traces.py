@@ -45,6 +45,7 @@ def replay_engine(
     else:
         walk = import_module(module).walk_trace(trace, plainly=plainly, **settings)
     rows = _array(walk, len(trace))
+    attention, reused, new, gone = rows.T
     told = ", ".join(f"{name}={value!r}" for name, value in settings.items())
     return Replay(
         trace.name,
@@ -57,9 +58,9 @@ def replay_engine(
         engine,
         0,
         0,
-        trace.prompt,
-        trace.ceiling,
-        *rows.T,
+        *(trace.prompt, trace.ceiling, attention, reused, new, gone),
+        {},
+        trace.notes,
     )
 
 
