@@ -57,6 +57,7 @@ MOVES = (
     Move("replay", "pool", "explore_replay()", _POOLS),
     Move("engine", "step", _STORY, "range(2, 35)"),
     Move("export", "program", "explore_export()", "range(1, 64)"),
+    Move("capacity", "pool", "explore_capacity()", "range(21, 99)"),
 )  # fmt: skip
 
 _TIMED = """

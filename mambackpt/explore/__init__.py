@@ -1,5 +1,6 @@
 """What happens if I move this? Explorers for a notebook, and their views without one."""
 
+from mambackpt.explore.capacity import CapacityView, capacity_view, explore_capacity
 from mambackpt.explore.engine import (
     STORIES,
     EngineView,
@@ -19,11 +20,12 @@ from mambackpt.explore.lanes import (
     placement_view,
     sequence_view,
 )
-from mambackpt.explore.replays import ReplayView, explore_replay, replay_view, trace_named
+from mambackpt.explore.replays import ReplayView, explore_replay, replay_view
 from mambackpt.explore.widgets import Code, Explorer, explore
 
 __all__ = [
     "STORIES",
+    "CapacityView",
     "Code",
     "EngineView",
     "Explorer",
@@ -31,8 +33,10 @@ __all__ = [
     "ReplayView",
     "Story",
     "View",
+    "capacity_view",
     "engine_view",
     "explore",
+    "explore_capacity",
     "explore_engine",
     "explore_export",
     "explore_placement",
@@ -47,5 +51,4 @@ __all__ = [
     "save_film",
     "sequence_view",
     "story_film",
-    "trace_named",
 ]

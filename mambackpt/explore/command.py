@@ -10,12 +10,14 @@ from typing import Any, NamedTuple, Protocol
 from mambackpt.cli import table, whole_number
 from mambackpt.draw import Drawing
 from mambackpt.errors import CheckpointError, checked_choice
+from mambackpt.explore.capacity import capacity_knobs, held
 from mambackpt.explore.controls import Knob
 from mambackpt.explore.engine import engine_knobs, stepped
 from mambackpt.explore.exports import export_knobs, exported
 from mambackpt.explore.lanes import placed, placement_knobs, sequence_knobs, sequenced
-from mambackpt.explore.replays import replay_knobs, replayed_view, trace_named
+from mambackpt.explore.replays import replay_knobs, replayed_view
 from mambackpt.explore.saving import FORMATS, checked_file, save_drawing
+from mambackpt.replay import open_trace
 
 
 class Viewed(Protocol):
@@ -41,7 +43,7 @@ def _kinds(trace: str) -> Mapping[str, Callable[[], Kind]]:
     """Each kind of view by its name; what it needs is made when it is asked for."""
 
     def replays() -> Kind:
-        chosen = trace_named(trace)
+        chosen, _ = open_trace(trace)
         about = "a placement rule against the usual ones on a trace"
         return Kind(about, replay_knobs(chosen), partial(replayed_view, chosen))
 
@@ -55,6 +57,7 @@ def _kinds(trace: str) -> Mapping[str, Callable[[], Kind]]:
         "export": lambda: Kind(
             "which program of an export touches which bytes", export_knobs(), exported
         ),
+        "capacity": lambda: Kind("what a pool holds of a model", capacity_knobs(), held),
     }
 
 

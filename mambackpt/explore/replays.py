@@ -2,19 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from textwrap import wrap
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from mambackpt.draw import Drawing, bars_height, draw_bars, left_margin, retitle, sheet, style
-from mambackpt.errors import CheckpointValueError, checked_choice
+from mambackpt.errors import CheckpointError, CheckpointValueError, checked_choice
 from mambackpt.explore.controls import Knob, Values, knob_widgets, labels_of
 from mambackpt.explore.widgets import Code, Explorer, Habits, Shown
 from mambackpt.explore.words import command_line
 from mambackpt.figures import PLACEMENTS, least_block, pool_sizes
 from mambackpt.models import PRESETS
-from mambackpt.replay import GENERATORS, Replay, Trace, example_trace, load_trace, replay
+from mambackpt.replay import Replay, Trace, example_trace, open_trace, replay
 
 # rule, block, budget, model, pool in tokens: what one replay depends on, beside its trace
 _Replayed: TypeAlias = Callable[[str, int, int, str, int | None], Replay]
@@ -158,6 +159,7 @@ def _compared(
     )
     memory = "unlimited memory" if pool is None else f"a pool of {pool:,} tokens for {model}"
     note = f"{len(trace):,} requests, one at a time, in {memory}."
+    note += "".join(f" {said[0].upper()}{said[1:]}." for said in runs[mine].notes)
     same = [name for name, run in zip(names, runs, strict=True) if _alike(run, runs[mine])]
     same.remove(rule)
     if same:
@@ -171,26 +173,6 @@ def _compared(
 def _alike(one: Replay, other: Replay) -> bool:
     """Whether two replays reused and wrote the same for every request."""
     return np.array_equal(one.reused, other.reused) and np.array_equal(one.written, other.written)
-
-
-def trace_named(name: str) -> Trace:
-    """Return a generator's trace by its name and size, or the trace of a file.
-
-    >>> len(trace_named("documents:50"))
-    50
-
-    Raises as `mambackpt.replay.load_trace`, and CheckpointValueError for what cannot be read.
-    """
-    kind, _, size = name.partition(":")
-    if kind in GENERATORS and size.isdecimal():
-        return GENERATORS[kind](int(size))
-    try:
-        return load_trace(name)
-    except OSError as error:
-        raise CheckpointValueError(
-            f"trace is {name!r}, which cannot be read ({error.strerror}); expected a trace file or "
-            f"a generator with a size. Try 'documents:2000'."
-        ) from error
 
 
 def replay_knobs(trace: Trace, rule: str = "none") -> dict[str, Knob]:
@@ -221,18 +203,35 @@ def replayed_view(
 
 
 def _code_of(trace: Trace, knobs: dict[str, Knob]) -> Callable[[Values], Code]:
+    source = cache(lambda: _named_by(trace))
+
     def code(values: Values) -> Code:
         rule, block, budget, model, pool = values.values()
+        named = source()
         command = command_line("replay", knobs, values)
-        command = command.replace(" replay ", f" replay --trace {trace.name} ", 1)
+        command = command.replace(" replay ", f" replay --trace {named or 'YOUR_FILE'} ", 1)
+        opened = f"open_trace({trace.name!r})[0]" if named else "trace"
+        imports = "from mambackpt.replay import open_trace; " if named else ""
         python = (
-            f"from mambackpt.explore import replay_view, trace_named; "
-            f"view = replay_view(trace_named({trace.name!r}), {rule!r}, block={block}, "
-            f"budget={budget}, model={model!r}, pool={pool or None})"
+            f"{imports}from mambackpt.explore import replay_view; view = replay_view({opened}, "
+            f"{rule!r}, block={block}, budget={budget}, model={model!r}, pool={pool or None})"
         )
         return Code(command, python)
 
     return code
+
+
+def _named_by(trace: Trace) -> str:
+    """The name that opens this very trace again; nothing for one that only a variable has."""
+    try:
+        again, _ = open_trace(trace.name)
+    except (CheckpointError, OSError):
+        return ""
+    same = again.grain == trace.grain and all(
+        np.array_equal(getattr(again, part), getattr(trace, part))
+        for part in ("prompt", "first", "count", "output")
+    )
+    return trace.name if same else ""
 
 
 def explore_replay(trace: Trace | None = None, rule: str = "none") -> Explorer:

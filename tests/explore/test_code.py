@@ -11,24 +11,27 @@ from ipywidgets.widgets import widget as registry
 
 from mambackpt.__main__ import main
 from mambackpt.errors import CheckpointValueError
+from mambackpt.explore.capacity import explore_capacity
 from mambackpt.explore.command import VIEWS
 from mambackpt.explore.engine import explore_engine
 from mambackpt.explore.exports import explore_export
 from mambackpt.explore.lanes import explore_placement, explore_sequence
-from mambackpt.explore.replays import explore_replay, trace_named
+from mambackpt.explore.replays import explore_replay
 from mambackpt.explore.saving import FORMATS, save_drawing
 from mambackpt.explore.widgets import Explorer, explore
 from mambackpt.geometry import CacheGeometry
+from mambackpt.replay.generators import generate_documents
 
 FINE = CacheGeometry(16, 1600, None, 32, True)
 MOVED: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "placement": (explore_placement, [{}, {"M": 768}, {"H": 128, "start": 640, "A": 64}]),
     "sequence": (lambda: explore_sequence(3602, 1600, FINE), [{}, {"drop": False, "A": 16}]),
     "replay": (
-        lambda: explore_replay(trace_named("documents:100")),
+        lambda: explore_replay(generate_documents(100)),
         [{"rule": "last+interval(4096)", "pool": 0}, {"block": 1024, "pool": -1, "budget": 4096}],
     ),
     "engine": (explore_engine, [{"step": 4}, {"story": "released-fault", "variant": "vllm-0.29"}]),
+    "capacity": (explore_capacity, [{}, {"model": "kimi-k3", "pool": 320, "tokens": 131_072}]),
     "export": (explore_export, [{}, {"buffer": "recurrent_state", "state": "bfloat16", "row": 2}]),
 }
 
@@ -120,6 +123,15 @@ def test_what_cannot_be_saved_says_so(tmp_path: Path) -> None:
     explorer.close()
 
 
+def test_a_trace_that_no_name_opens_is_called_what_it_is() -> None:
+    explorer = explore_replay(generate_documents(50, seed=7))
+    code = explorer.code
+    assert code is not None
+    assert "--trace YOUR_FILE" in code.command
+    assert "replay_view(trace, 'none'" in code.python
+    explorer.close()
+
+
 def test_an_explorer_of_yours_has_no_code_to_copy() -> None:
     from ipywidgets import IntSlider
 
@@ -138,7 +150,7 @@ def test_an_explorer_of_yours_has_no_code_to_copy() -> None:
         (["export", "--row", "8"], "--row is 8"),
         (["placement", "--out", "view.bmp"], "the file's ending is 'bmp'"),
         (["placement", "--out", "nowhere/view.svg"], "nowhere/view.svg cannot be written"),
-        (["replay", "--trace", "no-such-file"], "'no-such-file', which cannot be read"),
+        (["replay", "--trace", "no-such-file"], "no-such-file"),
     ],
 )
 def test_the_command_says_what_is_wrong_in_one_sentence(

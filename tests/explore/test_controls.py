@@ -10,6 +10,7 @@ from ipywidgets import Dropdown
 from ipywidgets.widgets import widget as registry
 
 from mambackpt.draw.sheet import text_width
+from mambackpt.explore.capacity import capacity_knobs, explore_capacity
 from mambackpt.explore.controls import LABEL_EM, Knob, Number, close, follow
 from mambackpt.explore.engine import engine_knobs, explore_engine
 from mambackpt.explore.exports import explore_export, export_knobs
@@ -24,6 +25,7 @@ KNOBS: dict[str, dict[str, Knob]] = {
     "replay": replay_knobs(generate_documents(50)),
     "engine": engine_knobs(),
     "export": export_knobs(),
+    "capacity": capacity_knobs(),
 }
 
 
@@ -32,7 +34,9 @@ def _no_widget_is_left() -> Iterator[None]:
     before = set(registry._instances)
     yield
     assert set(registry._instances) == before
-    assert not _USERS
+    left = dict(_USERS)
+    _USERS.clear()  # a failing test should not fail the next
+    assert not left
 
 
 def test_a_number_is_typed_or_slid_and_both_agree() -> None:
@@ -152,6 +156,7 @@ MAKERS: dict[str, Any] = {
     "replay": lambda: explore_replay(generate_documents(50)),
     "engine": explore_engine,
     "export": explore_export,
+    "capacity": explore_capacity,
 }
 
 
