@@ -18,6 +18,8 @@ COMMANDS = {
     "log": ("models.log_command", "what the boot log of an engine tells"),
     "replay": ("replay.command", "replay a request trace under placement rules"),
     "lockstep": ("engine.command", "check every key against the state it promises"),
+    "review": ("review.command", "one page on a model and its traffic, for a design review"),
+    "resume": ("resume.command", "hold resumed requests to cold ones, on real architectures"),
     "site": ("site.command", "the course as static pages"),
     "conformance": ("conformance.command", "hold the kit to running engines, and them to it"),
     "bench": ("bench.command", "time what has just been shown equal"),

@@ -1,6 +1,7 @@
 """What every test needs: the interpreter's flag, the shared folder, the hypothesis profiles."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read by triton when it is first imported
@@ -17,6 +18,18 @@ settings.register_profile(
 )
 settings.register_profile("thorough", parent=settings.get_profile("fast"), max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests and examples of resumed models are skipped where `transformers` is not installed."""
+    try:
+        installed = find_spec("transformers") is not None
+    except ValueError:  # somebody has ruled it out
+        installed = False
+    missing = pytest.mark.skip(reason="needs transformers: the extra [models]")
+    for item in items:
+        if not installed and (item.path.parent.name == "resume" or "03_resume" in item.name):
+            item.add_marker(missing)
 
 
 def shared_folder() -> Path | None:

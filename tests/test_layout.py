@@ -28,6 +28,9 @@ IMPORTS: dict[str, set[str]] = {
     "models": {"cli", "errors"},
     "planner": {"errors", "geometry"},
     "site": {"cli", "errors"},
+    "review": {
+        *("cli", "draw", "engine", "errors", "figures", "geometry", "models", "replay", "why")
+    },
     "__main__": {"errors"},
     "cli": {"errors"},
     "why": {"cli", "engine", "errors", "geometry", "models", "planner", "replay"},
@@ -44,9 +47,10 @@ IMPORTS: dict[str, set[str]] = {
         *("bench", "cli", "draw", "engine", "errors", "figures", "geometry", "models", "planner"),
         "replay",
     },
+    "resume": {"cli", "engine", "errors", "exporter", "geometry", "metadata", "planner"},
     "figures": {
         *("bench", "cli", "draw", "engine", "errors", "geometry", "models", "planner", "replay"),
-        "why",
+        *("resume", "why"),
     },
 }
 

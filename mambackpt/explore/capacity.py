@@ -115,6 +115,10 @@ def capacity_view(
     return CapacityView(finding, lengths, curves, holds.admitted_ids, tokens, mine, note, rows)
 
 
+def _short(value: float, _: object = None) -> str:
+    return numeral(value / 1e6, ",g") + " M" if value >= 1e6 else numeral(round(value), ",")
+
+
 def _states(holds: Capacity, tokens: int, every: int) -> int:
     """States of a chat: one every so many blocks and its last; 0 stands for the last alone.
 
@@ -146,7 +150,7 @@ class CapacityScreen:
             ]
             self._words = ax.text(0, 0, "", va="bottom", fontsize=em, parse_math=False)
             for axis in (ax.xaxis, ax.yaxis):
-                axis.set_major_formatter(FuncFormatter(lambda value, _: numeral(round(value), ",")))
+                axis.set_major_formatter(FuncFormatter(_short))
             self._em = em_wide(ax, em)
 
     def fits(self, view: CapacityView) -> bool:
@@ -161,7 +165,8 @@ class CapacityScreen:
         top = 1.6 * max(view.full, view.ids, *(ids[-1] for _, ids in view.curves))
         ax.set(xlim=(min(left, view.tokens) / 1.2, right), ylim=(low, top))
         for axis, (least, most) in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
-            powers = [10**n for n in range(10) if least <= 10**n <= most]
+            powers = [10**n for n in range(15) if least <= 10**n <= most]
+            powers = powers[:: -(-len(powers) // 4) or 1]
             axis.set_ticks(powers if len(powers) > 1 else [least, most])
         for line, (_, ids) in zip(self._lines, view.curves, strict=True):
             line.set_data(view.lengths, ids)
@@ -216,7 +221,7 @@ def _python_of(values: Values) -> str:
 def explore_capacity(model: str = "qwen3.5-27b", pool_gb: int = 20) -> Explorer:
     """Return an explorer of a pool: model, bytes and lengths in, ids and chats that fit out.
 
-    >>> explorer = explore_capacity("kimi-k3", 320)
+    >>> explorer = explore_capacity("qwen3-next", 80)
     >>> "stay in the cache" in explorer.page
     True
     >>> explorer.close()

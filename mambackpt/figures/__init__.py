@@ -6,6 +6,7 @@ from mambackpt.figures.registry import FIGURES, draw_figure, save_figure
 from mambackpt.figures.placement import puzzle_requests
 from mambackpt.figures.capacities import draw_capacity
 from mambackpt.figures.lockstep import wrong_restores
+from mambackpt.figures.resume import draw_fading, draw_faults, draw_gap
 from mambackpt.figures.exports import draw_export_timings, draw_instructions, draw_roofline
 from mambackpt.figures.replays import PLACEMENTS, least_block, pool_sizes
 from mambackpt.figures import misses
@@ -16,7 +17,10 @@ __all__ = [
     "PLACEMENTS",
     "draw_capacity",
     "draw_export_timings",
+    "draw_fading",
+    "draw_faults",
     "draw_figure",
+    "draw_gap",
     "draw_instructions",
     "draw_roofline",
     "least_block",

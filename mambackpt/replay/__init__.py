@@ -46,7 +46,7 @@ from mambackpt.replay.serve.stale import (
     watch_states,
 )
 from mambackpt.replay.serve.traces import replay_engine
-from mambackpt.replay.source import LOADS, open_trace
+from mambackpt.replay.source import LOADS, is_generated, open_trace
 from mambackpt.replay.sweep import Sweep, sweep
 from mambackpt.replay.timeline import timeline_json
 from mambackpt.replay.trace import Trace, TraceStatistics, describe_trace, trace_from_tokens
@@ -94,6 +94,7 @@ __all__ = [
     "generate_shared",
     "get_rule",
     "interleave",
+    "is_generated",
     "load_trace",
     "open_trace",
     "optimal",

@@ -49,6 +49,15 @@ def trace_of(options: argparse.Namespace) -> tuple[Trace, TraceStatistics | None
     )
 
 
+def is_generated(words: str) -> bool:
+    """Whether these words name a generator and no file.
+
+    >>> is_generated("chat:2000"), is_generated("my-trace.jsonl")
+    (True, False)
+    """
+    return words.partition(":")[0] in {**GENERATORS, **LOADS} and not Path(words).exists()
+
+
 def open_trace(
     words: str,
     *,
@@ -71,8 +80,7 @@ def open_trace(
     """
     kind, sized, numbers = words.partition(":")
     known = {**GENERATORS, **LOADS}
-    public = None
-    generated = kind in known and not Path(words).exists()
+    public, generated = None, is_generated(words)
     ignored = {"--layout": layout, "--tokenizer": tokenizer} if generated else {"--seed": seed}
     for option, value in ignored.items():
         if value is not None:

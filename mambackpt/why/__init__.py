@@ -1,7 +1,7 @@
 """Why is there no checkpoint, and why no hit? One query, two prompts, many conversations."""
 
 from mambackpt.why.cures import Cure, find_cures
-from mambackpt.why.defaults import common_settings, find_model
+from mambackpt.why.defaults import common_settings, find_model, kernel_grid
 from mambackpt.why.live import LiveVerdict, explain_live
 from mambackpt.why.prompts import CAUSES, HitVerdict, explain_hit
 from mambackpt.why.staircase import (
@@ -24,6 +24,7 @@ __all__ = [
     "find_cures",
     "find_model",
     "fork_stairs",
+    "kernel_grid",
     "lost_to_margin",
     "resend_stairs",
     "with_drop",
