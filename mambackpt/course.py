@@ -42,12 +42,30 @@ def check_answer(answer: object, right: object, *, hint: str) -> Verdict:
     Not yet: 8000. Count whole blocks.
     >>> bool(check_answer(7680, 7680, hint="Count whole blocks."))
     True
+
+    A number is right as whatever kind of number it comes (784.0, or numpy's 784), a list as a tuple
+    or an array; True is no number.
     """
     if answer is ...:
         return _UNANSWERED
-    if type(answer) is type(right) and answer == right:
+    mine = _plain(answer)
+    if _kind(mine) == _kind(right) and mine == _plain(right):
         return Verdict(True, f"Right: {right!r}.")
     return Verdict(False, f"Not yet: {answer!r}. {hint}")
+
+
+def _plain(answer: object) -> object:
+    """The answer without numpy's or torch's dress: numbers, and lists of them."""
+    if hasattr(answer, "tolist"):
+        answer = answer.tolist()
+    return [_plain(part) for part in answer] if isinstance(answer, list | tuple) else answer
+
+
+def _kind(answer: object) -> object:
+    """What may be compared: a number with a number, never with True, and a list part by part."""
+    if isinstance(answer, list | tuple):
+        return [_kind(part) for part in answer]
+    return float if type(answer) in (int, float) else type(answer)
 
 
 def check_function(

@@ -420,14 +420,16 @@ class Lanes:
 
     def _draw_columns(self, lane: Lane, top: float, room: float) -> None:
         painter, M, em = self._painter, lane.block, self._em
-        for number, column in enumerate(lane.columns):
-            look = _look(column)
-            painter.box(number * M, top, M, 1.4, *look)
-            middle = (number + 0.5) * M
+        for number, last in _spans(lane.columns, bundled=em > M):
+            column = lane.columns[number]
+            look, wide = _look(column), (last - number + 1) * M
+            painter.box(number * M, top, wide, 1.4, *look)
+            middle = number * M + wide / 2
             null = column.role == "null"
-            for words in (f"{number} null" if null else _role(number, column), str(number)):
+            numbers = f"{number}" if number == last else f"{number:,} to {last:,}"
+            for words in (f"{numbers} null" if null else _role(number, column), numbers):
                 width = (text_width(words) + 0.3) * em
-                if width <= M:
+                if width <= wide:
                     if look[-1]:
                         plate = (middle - width / 2, top + 0.15, width, 1.1)
                         painter.box(*plate, look[0], "none", "-", "plate")
@@ -460,6 +462,20 @@ class Lanes:
                 x = max(free, position + 0.6 * em * (position < lane.seq_len))
                 painter.text(x, top + 0.7, label, "left")
                 free = x + width
+
+
+def _spans(columns: Sequence[Column], *, bundled: bool) -> list[tuple[int, int]]:
+    """First and last number of what is drawn as one box: each column, or ``bundled`` nulls."""
+    if not bundled:
+        return [(number, number) for number in range(len(columns))]
+    spans: list[tuple[int, int]] = []
+    for number, column in enumerate(columns):
+        null = column.role == "null"
+        if null and spans and columns[spans[-1][0]].role == "null":
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return spans
 
 
 def _role(number: int, column: Column) -> str:
