@@ -37,6 +37,13 @@ from mambackpt.draw.lanes import (
     planned_lane,
     scheduled_lane,
 )
+from mambackpt.draw.pictures import (
+    bars_picture,
+    curves_picture,
+    heatmap_picture,
+    lanes_picture,
+    legend_picture,
+)
 from mambackpt.draw.save import FORMATS, checked_formats, save_figure, writable_folder
 from mambackpt.draw.sheet import (
     CHECKPOINT,
@@ -91,7 +98,9 @@ __all__ = [
     "SequenceAnimation",
     "animate_sequence",
     "bars_height",
+    "bars_picture",
     "checked_formats",
+    "curves_picture",
     "describe_bars",
     "describe_curves",
     "describe_heatmap",
@@ -109,9 +118,12 @@ __all__ = [
     "film_page",
     "filmstrip",
     "fit_y",
+    "heatmap_picture",
     "is_slide",
     "lanes_height",
+    "lanes_picture",
     "left_margin",
+    "legend_picture",
     "medium_width",
     "name_lines",
     "note_height",

@@ -614,3 +614,60 @@ def draw_legend(ax: Axes, kinds: Sequence[str]) -> Axes:
             x = start + text_width(_legend_words(kind)) + 2
     painter.end()
     return ax
+
+
+# What each mark and each kind of column means: the whole legend, drawn once.
+_MARKS_TOLD: dict[_Kind, str] = {
+    "checkpoint": "diamond: a checkpoint, a state saved inside a step, in passing",
+    "declined": "hollow diamond: where a checkpoint would lie that is not saved",
+    "state": "dot: a state where a step ends, or where a picture of a film has got to",
+    "hit": "triangle: a hit, the tokens after which a request resumes",
+    "error": "cross: another state than the one that is promised",
+}
+_COLUMNS_TOLD: dict[str, tuple[Column, str]] = {
+    "null": (Column(), "thin outline: null, no block at all"),
+    "reserved": (Column("running"), "dotted outline: a block is reserved, nothing is written yet"),
+    "previous": (Column("previous", 1), "pale: holds the state that the step starts from"),
+    "running": (Column("running", 1), "full: holds the newest state"),
+    "checkpoint": (Column("checkpoint", 1), "hatched: holds a checkpoint"),
+    "copy": (Column("copy", 1), "dashed outline: a private copy of a block that was hit"),
+    "wrong": (Column("running", 1, right=False), "crossed hatching: holds a wrong state"),
+}
+
+
+def draw_full_legend(ax: Axes) -> Axes:
+    """Draw every mark and every kind of column beside what it means, and return the Axes.
+
+    >>> from mambackpt.draw import sheet, style
+    >>> with style():
+    ...     _, [ax] = sheet("What the marks mean.", [full_legend_height()])
+    ...     ax = draw_full_legend(ax)
+    """
+    painter = _Painter(ax)
+    ax.set_axis_off()
+    ax.set(xlim=(0, em_wide(ax, painter.em)), ylim=(full_legend_height(), 0))
+    rows: list[tuple[str, str | Column]] = [(told, kind) for kind, told in _MARKS_TOLD.items()]
+    rows += [(told, column) for column, told in _COLUMNS_TOLD.values()]
+    for number, (told, sample) in enumerate(rows):
+        y = 1.9 * number + 0.9
+        if isinstance(sample, Column):
+            painter.box(0.5, y - 0.6, 4.5, 1.2, *_look(sample))
+        else:
+            painter.mark(sample, 2.75, y)
+        painter.text(6, y, told, "left")
+    painter.end()
+    return ax
+
+
+def full_legend_height() -> float:
+    """Return the height of the whole legend in em."""
+    return 1.9 * (len(_MARKS_TOLD) + len(_COLUMNS_TOLD)) + 0.2
+
+
+def describe_full_legend() -> str:
+    """Return the whole legend in words: an alt text.
+
+    >>> describe_full_legend().split("; ")[2]
+    'dot: a state where a step ends, or where a picture of a film has got to'
+    """
+    return "; ".join((*_MARKS_TOLD.values(), *(told for _, told in _COLUMNS_TOLD.values())))
