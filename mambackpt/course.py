@@ -30,14 +30,14 @@ class Verdict:
         return self.sentence
 
 
-_UNANSWERED = Verdict(None, "No answer yet. Replace the ... above, and run both cells again.")
+_UNANSWERED = Verdict(None, "No answer yet. Replace the ... and run it again.")
 
 
 def check_answer(answer: object, right: object, *, hint: str) -> Verdict:
     """Return whether an exercise's answer is right; where it is not, the hint.
 
     >>> check_answer(..., 7680, hint="Count whole blocks.")
-    No answer yet. Replace the ... above, and run both cells again.
+    No answer yet. Replace the ... and run it again.
     >>> check_answer(8000, 7680, hint="Count whole blocks.")
     Not yet: 8000. Count whole blocks.
     >>> bool(check_answer(7680, 7680, hint="Count whole blocks."))
@@ -184,7 +184,7 @@ def judge_variant(
     of the tokens that the released ones do. None where ``variant.keys_block`` has no answer yet.
     """
     if variant.keys_block(0, Query(0, 65, 65, 64, 16, 64, 16, False)) is ...:  # type: ignore[comparison-overlap]
-        return None, "No answer yet. Replace the ... above, and run both cells again."
+        return None, "No answer yet. Replace the ... and run it again."
     least = 1.0
     for chosen in settings:
         retention = "dense retention" if chosen.retention is None else f"R = {chosen.retention}"

@@ -6,7 +6,7 @@ from mambackpt.draw import save_figure
 from mambackpt.figures.registry import FIGURES, describe_figure, draw_figure, save_named
 from mambackpt.figures.placement import puzzle_requests
 from mambackpt.figures.capacities import draw_capacity
-from mambackpt.figures.lessons import puzzle_cures
+from mambackpt.figures.lessons import puzzle_cures, puzzle_hits
 from mambackpt.figures.lockstep import wrong_restores
 from mambackpt.figures.resume import draw_fading, draw_faults, draw_gap
 from mambackpt.figures.exports import draw_export_timings, draw_instructions, draw_roofline
@@ -31,6 +31,7 @@ __all__ = [
     "misses",
     "pool_sizes",
     "puzzle_cures",
+    "puzzle_hits",
     "puzzle_requests",
     "rule_in_words",
     "save_figure",

@@ -341,10 +341,9 @@ def puzzle_cures(shared: int = 1500, unique: int = 700) -> list[Cure]:
     return list(_cured(shared, unique))
 
 
-@cache
-def _cured(shared: int, unique: int) -> tuple[Cure, ...]:
+def _puzzle_service() -> Settings:
     released = find_variant("vllm-0.33")
-    as_it_is = Settings(
+    return Settings(
         mamba_block_size=528,
         hash_block_size=528,
         checkpoint_alignment=None,
@@ -354,6 +353,20 @@ def _cured(shared: int, unique: int) -> tuple[Cure, ...]:
         max_running=1,
         variant=replace(released, name="no junction", junction_stop=lambda *_: 0),
     )
+
+
+def puzzle_hits(shared: int, unique: int) -> int:
+    """Return how many of the 64 requests of the puzzle's service reuse a prefix.
+
+    >>> puzzle_hits(1600, 600), puzzle_hits(1500, 700)
+    (56, 0)
+    """
+    return simulate(puzzle_requests(shared, unique), _puzzle_service()).counts.hits
+
+
+@cache
+def _cured(shared: int, unique: int) -> tuple[Cure, ...]:
+    released, as_it_is = find_variant("vllm-0.33"), _puzzle_service()
     inside = replace(as_it_is, internal_checkpoints=True, checkpoint_alignment=16)
     changes = {
         "as it is": as_it_is,
