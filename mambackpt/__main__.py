@@ -13,6 +13,8 @@ from mambackpt.needs import explain_missing
 COMMANDS = {
     "figures": ("figures.command", "draw the design-review figures as SVG and PDF"),
     "why": ("why.command", "why no checkpoint for a query, or no hit for a prompt"),
+    "explore": ("explore.command", "draw one view of an explorer, without a notebook"),
+    "animate": ("explore.films", "write a film as a GIF or as a page that plays it"),
     "size": ("models.command", "state and block sizes of a model or a config.json"),
     "log": ("models.log_command", "what the boot log of an engine tells"),
     "replay": ("replay.command", "replay a request trace under placement rules"),

@@ -75,6 +75,6 @@ def checked_choice(name: str, value: object, choices: Iterable[T], *, hint: str 
     if not hint:
         from difflib import get_close_matches
 
-        close = get_close_matches(str(value), known, 1, cutoff=0.5)
+        close = get_close_matches(str(value).lower(), known, 1, cutoff=0.5)
         hint = f"Try {(close or known)[0]!r}."
     raise CheckpointValueError(f"{name} is {value!r}; expected one of {', '.join(known)}. {hint}")

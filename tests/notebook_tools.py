@@ -1,5 +1,6 @@
 """Run notebooks as a reader would, and find what an execution alone does not report."""
 
+import ast
 import copy
 import re
 import shutil
@@ -78,16 +79,25 @@ def failures(notebook: Notebook) -> list[str]:
     return found
 
 
+def checks_itself(cell: Any) -> bool:
+    """Whether an exercise is checked in its own cell, below the answer, and not in the next."""
+    return "check_" in cell.source
+
+
 def solved(notebook: Notebook) -> Notebook:
     """Return a copy in which each exercise is replaced by the answer that follows it.
 
-    An exercise is a cell tagged so; the next cell checks it, and the Python of the next folded
-    answer stands in its place, so it must be the whole cell.
+    An exercise is a cell tagged so. Its answer is the Python of the next folded text, and takes the
+    place of the whole cell, which the next one checks; of a cell that checks itself, the place of
+    the first statement.
     """
     answered = copy.deepcopy(notebook)
     for number, cell in enumerate(answered.cells):
         if "exercise" in tags(cell):
             later = (c.source for c in answered.cells[number:] if "<details>" in c.source)
             [answer] = re.findall(r"```python\n(.*?)```", next(later), re.S)
+            if checks_itself(cell):
+                asked = ast.parse(cell.source).body[0].end_lineno
+                answer += "\n".join(cell.source.splitlines()[asked:])
             cell.source = answer
     return answered

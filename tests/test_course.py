@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from mambackpt.course import (
@@ -25,6 +26,30 @@ def test_an_answer_is_open_wrong_or_right() -> None:
     assert check_answer(3, 3, hint="Count.").right is True
     assert check_answer(True, 1, hint="Count.").right is False
     assert not check_answer(..., 3, hint="Count.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (np.int64(784), 784),
+        (784.0, 784),
+        (np.float32(784), 784),
+        ([np.int64(3), 4.0], [3, 4]),
+        (np.array([3, 4]), [3, 4]),
+        ((3, 4), [3, 4]),
+        (np.True_, True),
+    ],
+)
+def test_an_answer_is_right_as_whatever_kind_of_number_it_comes(answer: object, right: object):
+    assert check_answer(answer, right, hint="Count.").right is True
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [(True, 1), (1, True), ([True], [1]), ("784", 784), (784.5, 784), ([3], 3), ([3, 4], [4, 3])],
+)
+def test_another_kind_of_thing_is_not_the_answer(answer: object, right: object):
+    assert check_answer(answer, right, hint="Count.").right is False
 
 
 def test_a_function_is_checked_up_to_the_first_case_that_differs() -> None:

@@ -44,8 +44,11 @@ IMPORTS: dict[str, set[str]] = {
     "conformance": {
         *("cli", "engine", "errors", "exporter", "geometry", "metadata", "planner", "replay")
     },
+    "explore": {
+        *("bench", "cli", "draw", "engine", "errors", "figures", "geometry", "models", "planner"),
+        "replay",
+    },
     "resume": {"cli", "engine", "errors", "exporter", "geometry", "metadata", "planner"},
-    "explore": {"draw", "errors", "figures", "geometry", "models", "planner", "replay"},
     "figures": {
         *("bench", "cli", "draw", "engine", "errors", "geometry", "models", "planner", "replay"),
         *("resume", "why"),

@@ -22,6 +22,7 @@ from notebook_tools import (
     NOTEBOOKS,
     WIDGET_VIEW,
     Notebook,
+    checks_itself,
     code_cells,
     copy_of_the_folder,
     execute,
@@ -35,6 +36,8 @@ from notebook_tools import (
     words,
 )
 from PIL import Image
+
+from mambackpt.course import GLOSSARY, LETTERS
 
 MOST_BYTES = 300_000
 
@@ -132,7 +135,8 @@ def test_every_answer_in_a_notebook_passes_its_checker(path: Path, runs: Runs) -
     assert exercises, "a notebook has an exercise with a checker"
     for number in exercises:
         for notebook, verdict in ((plain, "No answer yet"), (answered, "Right")):
-            [said] = [words(output).strip() for output in notebook.cells[number + 1].outputs]
+            checker = notebook.cells[number + (not checks_itself(plain.cells[number]))]
+            [said] = [words(output).strip() for output in checker.outputs]
             assert said.startswith(verdict), notebook.cells[number].source
 
 
@@ -255,6 +259,94 @@ def test_every_number_in_the_text_is_in_code_or_in_an_output(path: Path, runs: R
                 computed |= numbers(re.sub(r"base64,[\w+/=]*", "", words(output)))
     text = "\n".join(cell.source for cell in text_cells(load(path)))
     assert {n for n in numbers(text) if n >= 100} <= computed
+
+
+TAUGHT = [path for path in NOTEBOOKS if path.name[:2] in ("01", "02", "04")]
+MOST_KIT_IMPORTS = 5
+MOST_SILENT = 0.4
+taught = pytest.mark.parametrize("path", TAUGHT, ids=lambda path: path.stem)
+
+
+@taught
+def test_code_is_short_speaks_and_imports_little(path: Path, runs: Runs) -> None:
+    """A reader stops reading cells that show nothing; ten imports mean that a room has no face.
+
+    An exercise that the next cell checks is where the reader writes, and counts as silent.
+    """
+    cells = code_cells(runs.of(path)[0])
+    assert statistics.median(len(cell.source.splitlines()) for cell in cells) <= 4
+    assert sum(not cell.outputs for cell in cells) / len(cells) < MOST_SILENT
+    source = "\n".join(cell.source for cell in cells)
+    assert len(re.findall(r"^(?:from|import) mambackpt", source, re.M)) <= MOST_KIT_IMPORTS
+
+
+@taught
+def test_a_notebook_says_what_it_takes_for_granted_and_what_comes_next(path: Path) -> None:
+    first, *_, last = text_cells(load(path))
+    assert "*Takes for granted:*" in first.source
+    following = NOTEBOOKS[NOTEBOOKS.index(path) + 1]
+    assert f"Next: [{following.name[:2]}, " in last.source
+    assert f"({following.name})" in last.source
+
+
+@every_notebook
+def test_links_lead_to_notebooks_that_are_there(path: Path) -> None:
+    text = "\n".join(cell.source for cell in text_cells(load(path)))
+    names = {notebook.name for notebook in NOTEBOOKS}
+    assert set(re.findall(r"\(([^()\s]*\.ipynb)\)", text)) <= names
+
+
+# ---- words and letters before use --------------------------------------------------------------
+
+
+def table_rows(notebook: Notebook, head: str) -> tuple[int, dict[str, str]]:
+    """Where a notebook's first table of words or letters stands, and its rows."""
+    for place, cell in enumerate(notebook.cells):
+        lines = cell.source.splitlines()
+        heads = [at for at, line in enumerate(lines) if line.startswith(f"| {head} | meaning")]
+        if cell.cell_type == "markdown" and heads:
+            found = {}
+            for line in lines[heads[0] + 2 :]:
+                if not line.startswith("| "):
+                    break
+                word, meaning, *_ = line.strip("| ").split(" | ")
+                found[word.strip()] = meaning.strip()
+            return place, found
+    raise AssertionError(f"no table of {head}s")
+
+
+def prose(cell: Any) -> str:
+    """The words of a text cell, without its title, code and where links lead."""
+    bare = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|^# .*$", " ", cell.source, flags=re.S | re.M)
+    return bare if cell.cell_type == "markdown" else ""
+
+
+def first_use(word: str) -> tuple[str, int]:
+    """The notebook and the cell in which a word, or its plural, first stands in the course."""
+    form = re.compile(rf"(?<![\w-]){re.escape(word)}s?(?![\w-])", re.I if len(word) > 1 else 0)
+    for path in NOTEBOOKS:
+        for place, cell in enumerate(load(path).cells):
+            if form.search(prose(cell)):
+                return path.name[:2], place
+    raise AssertionError(f"nobody uses {word!r}")
+
+
+def test_the_tables_of_the_notebooks_are_the_glossary() -> None:
+    for path in TAUGHT:
+        assert table_rows(load(path), "word")[1] == GLOSSARY[path.name[:2]]
+    assert table_rows(load(TAUGHT[0]), "letter")[1] == LETTERS
+    assert set(GLOSSARY) == {path.name[:2] for path in TAUGHT}
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [(n, word) for n, rows in GLOSSARY.items() for row in rows for word in row.split(", ")]
+    + [("01", letter) for letter in LETTERS],
+)
+def test_a_word_is_first_used_where_it_is_defined_or_later(number: str, word: str) -> None:
+    [path] = [path for path in TAUGHT if path.name.startswith(number)]
+    place, _ = table_rows(load(path), "letter" if word in LETTERS else "word")
+    assert first_use(word) >= (number, place)
 
 
 # ---- what is committed reads without a kernel --------------------------------------------------

@@ -3,9 +3,16 @@
 The only door to timings: nothing is timed before the same process has seen it be right.
 """
 
-from mambackpt.bench.addresses import first_touch, plan_on_paper, watch_program, window_readers
+from mambackpt.bench.addresses import (
+    Touch,
+    first_touch,
+    plan_on_paper,
+    watch_program,
+    window_readers,
+)
 from mambackpt.bench.compiled import (
     LAYERS,
+    WARPS,
     Compilation,
     CompiledKernel,
     LayerShape,
@@ -32,6 +39,7 @@ __all__ = [
     "COPY",
     "LAYERS",
     "OURS",
+    "WARPS",
     "Benchmark",
     "Buffers",
     "Compilation",
@@ -40,6 +48,7 @@ __all__ = [
     "LayerShape",
     "ReplayTiming",
     "Timing",
+    "Touch",
     "bench_export",
     "bench_planner",
     "compile_ahead",

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from mambackpt.bench.compiled import LAYERS, compile_ahead, static_requests, static_table
+from mambackpt.bench.explorers import redraw_table, time_explorers
 from mambackpt.bench.export import BUFFERS, bench_export
 from mambackpt.bench.planner import PLANNER_SIZES, bench_planner
 from mambackpt.bench.record import Benchmark, Timing, record_environment
 from mambackpt.bench.replays import time_engines, time_replays
-from mambackpt.cli import choices_of, whole_numbers
+from mambackpt.cli import choices_of, table, whole_numbers
 from mambackpt.errors import CheckpointValueError
 from mambackpt.replay import ENGINES, open_trace
 
@@ -21,12 +22,13 @@ _ENGINES_TRACE = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``bench export``, ``planner`` or ``replay`` and print a table; exit status 0."""
+    """Run one kind of bench and print a table; exit status 0."""
     parser = argparse.ArgumentParser(prog="mambackpt bench", description=__doc__.split("\n")[0])
-    kinds = parser.add_subparsers(required=True, metavar="{export,planner,replay}")
+    kinds = parser.add_subparsers(required=True, metavar="{export,planner,replay,explorers}")
     _add_export(kinds.add_parser("export", help="ours and every baseline, beside one copy_"))
     _add_planner(kinds.add_parser("planner", help="the planner beside the fastest plain loop"))
     _add_replay(kinds.add_parser("replay", help="the replay beside a plain one of the same rules"))
+    _add_explorers(kinds.add_parser("explorers", help="an explorer's redraw, in a real kernel"))
     args = parser.parse_args(argv)
     if args.runs < 2:
         raise CheckpointValueError(f"--runs is {args.runs}; expected at least 2. Try 11.")
@@ -59,6 +61,12 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     say("--model", help="whose bytes count in a pool")
     say("--pool-gb", metavar="NUMBERS", help="pools of so many GB [no limit]")
     _add_runs(parser, 5, _bench_replay, out=False)
+
+
+def _add_explorers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", help="explorers [all]")
+    parser.add_argument("--no-browser", action="store_true", help="CPU only, even beside Chromium")
+    _add_runs(parser, 15, _bench_explorers, out=False)
 
 
 def _add_runs(
@@ -146,6 +154,15 @@ def _bench_replay(args: argparse.Namespace) -> None:
         f"{trace.name}, {len(trace):,} requests: {plain * 1e3:.0f} ms plain, {fast * 1e3:.0f} ms "
         f"fast, {plain / fast:.1f} times as fast; equal records, medians of {args.runs} runs"
     )
+
+
+def _bench_explorers(args: argparse.Namespace) -> None:
+    """Print medians and bands of milliseconds, CPU of the kernel and from key to paint."""
+    timed = list(time_explorers(args.names, runs=args.runs, in_browser=not args.no_browser))
+    header = ("explorer", "moved", "CPU ms", "20-80 %", "key to paint ms", "20-80 %")
+    print(table(header, redraw_table(timed), words=2))
+    where = record_environment("cpu", threads=[])
+    print(f"{where.device}; {where.cores} cores; {where.date}; medians of {args.runs} redraws")
 
 
 _HEADER = (

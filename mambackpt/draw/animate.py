@@ -5,24 +5,45 @@ from the same frames by `mambackpt.draw`, so none of them can tell another story
 the events of a simulated run: what they show is what the engine's model did.
 """
 
+import base64
 import hashlib
 import html
+import io
+import json
 import math
-import re
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import groupby
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from itertools import accumulate, groupby
+from typing import cast
 
-from matplotlib.animation import FuncAnimation, HTMLWriter
 from matplotlib.artist import Artist
-from matplotlib.figure import Figure
 
-from mambackpt.draw.lanes import Column, Lane, Lanes, Mark, Role, draw_lanes, lanes_height
-from mambackpt.draw.sheet import Drawing, left_margin, sheet, style
+from mambackpt.draw.lanes import (
+    Column,
+    Lane,
+    Lanes,
+    Mark,
+    Role,
+    draw_lanes,
+    draw_legend,
+    lanes_height,
+    legend_of,
+    legend_rows,
+)
+from mambackpt.draw.sheet import (
+    Drawing,
+    Pages,
+    foot_axes,
+    left_margin,
+    medium_width,
+    note_height,
+    page_head,
+    page_slices,
+    sheet,
+    style,
+    wrap,
+)
 from mambackpt.draw.show import figure_png
 from mambackpt.engine import (
     Allocated,
@@ -34,6 +55,7 @@ from mambackpt.engine import (
     Run,
     Scheduled,
     Settings,
+    Simulation,
     Snapshot,
     TableRow,
     Written,
@@ -142,6 +164,36 @@ def run_frames(run: Run, *, most: int = _MOST_FRAMES) -> list[Frame]:
     return frames
 
 
+def prefilled_lanes(requests: Iterable[Request], settings: Settings) -> list[Frame]:
+    """Return each request as its last prefill query left it, with all its chunks; one frame each.
+
+    >>> [frame] = prefilled_lanes([Request("A", range(200))], Settings(budget=128))
+    >>> frame.lane.ends, [column.held for column in frame.lane.columns]
+    ((128, 200), [None, 128, 192, 200])
+
+    Runs the requests, in which no frame is made that nobody sees: any number of steps will do.
+    Shows the first recurrent group. Raises as `mambackpt.engine.simulate` does.
+    """
+    given = tuple(requests)
+    simulation = Simulation(given, settings)
+    prompts = {request.name: len(request.prompt) for request in given}
+    told: dict[str, list[_Query]] = {}
+    for events in simulation:
+        for query in _Query.of_snapshot(simulation.snapshot(events), prompts):
+            if not query.is_decode:
+                told.setdefault(query.row.request, []).append(query)
+    frames = []
+    for queries in told.values():
+        last = queries[-1]
+        lane = replace(
+            last.lane(settings.mamba_block_size, last.end, done=True),
+            start=queries[0].start,
+            ends=tuple(sorted({query.end for query in queries})),
+        )
+        frames.append(Frame(lane, f"{last.row.request}: the query ends.{last.last_words()}", 2))
+    return frames
+
+
 @dataclass(frozen=True, slots=True)
 class _Query:
     """One query of one request: its events and the block-table row that they lead to."""
@@ -189,11 +241,11 @@ class _Query:
                 else "This state exists in the kernel only: the next token overwrites it."
             )
             frames.append(Frame(self.lane(block, head), words, weight=int(head in written)))
-        words = f"{name}: the query ends.{self._last_words()}"
+        words = f"{name}: the query ends.{self.last_words()}"
         frames.append(Frame(self.lane(block, self.end, done=True), words, weight=2))
         return frames
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
         """What the last frame says about the states that were written and keyed."""
         cells, words = {cell.block: cell for cell in self.row.cells}, ""
         for event in self.events:
@@ -265,7 +317,7 @@ class _Query:
 def _column(cell: Cell, keys: Sequence[int], held: int | None, head: int) -> Column:
     """What a drawn column shows of a cell of the engine's row."""
     role: Role = "previous"
-    if cell.role in ("running", "checkpoint", "speculative"):
+    if cell.role in ("running", "checkpoint", "speculative", "copy"):
         role = cast(Role, cell.role)
     right = cell.right or not keys
     if role == "running" and held == cell.held is not None:
@@ -305,17 +357,55 @@ def filmstrip(
     keys = _key_frames(frames, panels=panels)
     lanes = [replace(frames[at].captioned, label=f"frame {at + 1}") for at in keys]
     with nullcontext() if medium is None else style(medium):
-        height = lanes_height(len(keys), caption_lines=_CAPTION_LINES)
-        figure, [ax] = sheet(finding, [height], left=left_margin(["frame 00"]))
-        draw_lanes(ax, lanes, caption_lines=_CAPTION_LINES, width=_width(frames))
-    return Drawing(figure, finding, " ".join(frames[at].sentence for at in keys))
+        pages = draw_strip(finding, lanes, width=_width(frames))
+    return pages.drawing(finding, " ".join(frames[at].sentence for at in keys))
 
 
-class SequenceAnimation(FuncAnimation):
-    """An animation that knows its frames; keep it, or its player, until it has been shown."""
+def draw_strip(
+    finding: str,
+    lanes: Sequence[Lane],
+    *,
+    width: int | None = None,
+    notes: float = 0.0,
+    note: str = "",
+) -> Pages:
+    """Return sheets of captioned lanes with one legend below, as many as the medium needs.
+
+    >>> frames = sequence_frames(100, CacheGeometry(16, 64, 16, 16))
+    >>> with style("slide"):
+    ...     len(draw_strip("A hit.", [frame.captioned for frame in frames]).figures)
+    4
+
+    ``width`` in tokens fixes the scale of all of them; ``notes`` is the width in em for the lanes'
+    own notes, ``note`` stands on every page. Call it inside `style`.
+    """
+    left = left_margin(lane.label for lane in lanes)
+    kinds = legend_of(lanes)
+    room = medium_width() - left - 1 - notes
+    legend = 1.4 * len(legend_rows(kinds, medium_width() - 1.6)) + 0.2 if kinds else 0.0
+    lines = [wrap(lane.caption, room).count("\n") + 1 if lane.caption else 0 for lane in lanes]
+    heights = [lanes_height(1, caption_lines=[line]) for line in lines]
+    width = max(lane.width for lane in lanes) if width is None else width
+    gap = 3.8 + legend
+    slices = page_slices(finding, heights, beside=gap + note_height(note))
+    figures, axes = [], []
+    for number, rows in enumerate(slices):
+        head = page_head(finding, number, len(slices))
+        figure, [ax] = sheet(head, [sum(heights[rows])], left=left, gap=gap, note=note)
+        draw_lanes(ax, lanes[rows], notes=notes, caption_lines=lines[rows], width=width)
+        if kinds:
+            draw_legend(foot_axes(figure, legend, note), legend_of(lanes[rows]))
+        figures.append(figure)
+        axes.append(ax)
+    return Pages(tuple(figures), tuple(axes))
+
+
+class SequenceAnimation:
+    """A film: its frames, and one figure that draws any of them."""
 
     def __init__(self, frames: Sequence[Frame], *, finding: str, medium: str = "review") -> None:
         self.story = tuple(frames)
+        self.finding = finding
         self.medium = medium
         self._scale = _width(frames)
         with style(medium):
@@ -323,16 +413,19 @@ class SequenceAnimation(FuncAnimation):
             left = left_margin(frame.lane.label for frame in frames)
             self.figure, [ax] = sheet(finding, [height], left=left)
             self._lanes = Lanes(ax, caption_lines=_CAPTION_LINES)
-        super().__init__(
-            *(self.figure, self.update, len(frames)),
-            interval=1200,
-            repeat=False,
-            cache_frame_data=False,
-        )
 
     def update(self, number: int) -> list[Artist]:
         """Draw one frame, counted from 0."""
         return [self._lanes.update([self.story[number].captioned], width=self._scale)]
+
+    def pictures(self, *, dpi: float = 90) -> list[bytes]:
+        """Return every frame as a PNG of few colours, the same bytes each time."""
+        pictures = []
+        with style(self.medium):
+            for number in range(len(self.story)):
+                self.update(number)
+                pictures.append(figure_png(self.figure, dpi=dpi))
+        return pictures
 
 
 def animate_sequence(
@@ -381,63 +474,124 @@ def sequence_finding(frames: Sequence[Frame]) -> str:
 def player_html(
     animation: SequenceAnimation, *, alt: str, most_megabytes: float = _MOST_MEGABYTES
 ) -> str:
-    """Return an animation as HTML: a player that starts on demand, and its frames in words.
+    """Return a film as HTML: a player for a notebook or a page, and its frames in words.
 
-    It ends with the last frame. The same animation gives the same bytes; nothing is fetched. Raises
-    CheckpointValueError where a frame does not fit into ``most_megabytes`` (10^6 bytes): matplotlib
-    alone would drop it and go on.
+    Buttons and arrow keys lead to the first, last, next or an earlier frame; it plays once, on
+    demand. Where no script runs, its last frame is left as a picture. The same film gives the same
+    bytes; nothing is fetched. Raises CheckpointValueError where the frames do not fit into
+    ``most_megabytes`` (10^6 bytes).
     """
-    with tempfile.TemporaryDirectory() as folder, style(animation.medium):
-        path = Path(folder, "player.html")
-        limit = most_megabytes * 1e6 / 2**20  # matplotlib counts in MiB
-        writer = _SmallFrames(1, embed_frames=True, default_mode="once", embed_limit=limit)
-        animation.save(path, writer, dpi=90)
-        page = path.read_text(encoding="utf-8")
-    every, kept = len(animation.story), _embedded_frames(page)
-    if kept != every:
+    pictures = [
+        f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+        for picture in animation.pictures()
+    ]
+    kept = sum(size <= most_megabytes * 1e6 for size in accumulate(map(len, pictures)))
+    if kept != len(pictures):
         raise CheckpointValueError(
-            f"{kept} of {every} frames fit into {most_megabytes} MB; expected all of them. "
-            f"Try most_megabytes={math.ceil(10 * most_megabytes * every / max(1, kept)) / 10}, or "
-            "fewer frames."
+            f"{kept} of {len(pictures)} frames fit into {most_megabytes} MB; expected all of them. "
+            f"Try most_megabytes={math.ceil(sum(map(len, pictures)) / 1e5) / 10}, or fewer frames."
         )
-    return _own_player(page, animation, alt)
-
-
-class _SmallFrames(HTMLWriter):
-    """matplotlib's player, with frames of few colours: a third of the bytes."""
-
-    def setup(self, fig: Figure, *arguments: Any, **keywords: Any) -> None:
-        super().setup(fig, *arguments, **keywords)
-        self.fig = cast(Figure, _SmallFigure(fig))
-
-
-class _SmallFigure:
-    def __init__(self, figure: Figure) -> None:
-        self.figure = figure
-
-    def savefig(self, target: BinaryIO, *, dpi: float, **_: object) -> None:
-        target.write(figure_png(self.figure, dpi=dpi))
-
-
-def _embedded_frames(page: str) -> int:
-    """How many frames a player's HTML really contains."""
-    return len(re.findall(r'frames\[\d+\] = "data:image', page))
-
-
-def _own_player(page: str, animation: SequenceAnimation, alt: str) -> str:
-    """Make matplotlib's player self-contained, the same on every run, and readable in words."""
-    page = re.sub(r"<link[^>]*>", "", page)  # an icon font from a network
-    page = re.sub(
-        r'aria-label="([^"]*)"([^>]*)>\s*<i class=[^>]*></i>', r'aria-label="\1"\2>\1', page
+    words = [frame.sentence for frame in animation.story]
+    listed = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in words)
+    told = f"frame {len(words)} of {len(words)}: {words[-1]}"
+    frames = json.dumps({"pictures": pictures[:-1], "words": words}).replace("</", "<\\/")
+    name = hashlib.sha256("".join(pictures).encode()).hexdigest()[:16]
+    return (
+        f'<div class="animation" id="film-{name}" role="group" aria-label="film" tabindex="0" '
+        f'data-lm-suppress-shortcuts="true"><img src="{pictures[-1]}" style="max-width:100%" '
+        f'alt="{html.escape(alt)}"><div class="film-keys"></div>'
+        f'<p class="film-words" aria-live="polite">{html.escape(told)}</p>'
+        f"<details><summary>Every frame in words</summary><ol>{listed}</ol></details></div>"
+        f"<script>({_PLAYER})({json.dumps(f'film-{name}')}, {frames})</script>"
     )
-    page = page.replace("</style>", ".anim-buttons button {width: auto; padding: 0 .5em}</style>")
-    page = page.replace('<img id="_anim', f'<img alt="{html.escape(alt)}" id="_anim')
-    random = re.search(r"_anim_img([0-9a-f]{32})", page)
-    assert random is not None
-    content = page.replace(random[1], "")
-    page = page.replace(random[1], hashlib.sha256(content.encode()).hexdigest()[:32])
-    words = "".join(f"<li>{html.escape(frame.sentence)}</li>" for frame in animation.story)
-    return f"{page}<details><summary>Every frame in words</summary><ol>{words}</ol></details>"
+
+
+# What makes the buttons: without a script there are none that would do nothing. The last picture
+# comes from the page itself. A film that is shown twice has two players.
+_PLAYER = """(id, film) => document.querySelectorAll(`#${id}:not([data-ready])`).forEach(box => {
+  const image = box.querySelector("img"), said = box.querySelector(".film-words");
+  const pictures = [...film.pictures, image.src], last = pictures.length - 1;
+  const keys = box.querySelector(".film-keys");
+  let at = 0, timer = null;
+  const button = (words, name, act) => {
+    const made = document.createElement("button");
+    made.type = "button"; made.textContent = words; made.ariaLabel = name; made.title = name;
+    made.onclick = act; keys.append(made); return made;
+  };
+  const show = to => {
+    at = Math.max(0, Math.min(last, to)); slider.value = at; image.src = pictures[at];
+    said.textContent = `frame ${at + 1} of ${last + 1}: ${film.words[at]}`;
+  };
+  const pause = () => {
+    clearInterval(timer); timer = null; play.textContent = "▶ play"; play.ariaLabel = "Play";
+  };
+  const go = to => { pause(); show(to); };
+  const toggle = () => {
+    if (timer) return pause();
+    if (at === last) show(0);
+    play.textContent = "‖ pause"; play.ariaLabel = "Pause";
+    timer = setInterval(() => { show(at + 1); if (at === last) pause(); }, 1200);
+  };
+  button("|◀ first", "First frame", () => go(0));
+  button("◀ back", "Previous frame", () => go(at - 1));
+  const play = button("▶ play", "Play", toggle);
+  button("next ▶", "Next frame", () => go(at + 1));
+  button("last ▶|", "Last frame", () => go(last));
+  const slider = document.createElement("input");
+  Object.assign(slider, {type: "range", min: 0, max: last, value: 0, ariaLabel: "frame"});
+  slider.oninput = () => go(Number(slider.value));
+  keys.append(slider);
+  box.onkeydown = event => {
+    const moves = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last};
+    if (event.key in moves) go(moves[event.key]);
+    else if (event.key === " " && event.target === box) toggle();
+    else return;
+    event.preventDefault(); event.stopPropagation();
+  };
+  box.dataset.ready = "true";
+  show(0);
+})"""
+
+
+def film_page(animation: SequenceAnimation, *, alt: str, most_megabytes: float = 5.0) -> str:
+    """Return a film as a page of its own, headed by its finding; nothing is fetched.
+
+    Raises as `player_html`.
+    """
+    player = player_html(animation, alt=alt, most_megabytes=most_megabytes)
+    title = html.escape(animation.finding)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>body {{font-family: sans-serif; color: #33333b; "
+        "background: white; max-width: 60em; margin: 1em auto; padding: 0 1em}} "
+        f"h1 {{font-size: 1.2em}}</style></head>\n<body><main><h1>{title}</h1>{player}</main>"
+        "</body></html>\n"
+    ).replace("}}", "}")
+
+
+def film_gif(animation: SequenceAnimation, *, alt: str) -> bytes:
+    """Return a film as a GIF that plays once, with its alt text as the comment.
+
+    >>> film_gif(animate_sequence(100, CacheGeometry(16, 64, 16, 16)), alt="A hit.")[:6]
+    b'GIF89a'
+
+    A frame stays for 1.2 s, the last for 4. The same film gives the same bytes.
+    """
+    from PIL import Image
+
+    pictures = [Image.open(io.BytesIO(picture)) for picture in animation.pictures()]
+    film = io.BytesIO()
+    pictures[0].save(
+        film,
+        "GIF",
+        save_all=True,
+        append_images=pictures[1:],
+        duration=[1200] * (len(pictures) - 1) + [4000],
+        comment=alt.encode(),
+        optimize=True,
+    )
+    return film.getvalue()
 
 
 def _width(frames: Sequence[Frame]) -> int:

@@ -6,8 +6,8 @@ artists that a redraw reuses. L, q, M, H as in the planner; c a column.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal, TypeAlias
+from itertools import accumulate, pairwise
+from typing import Literal, TypeAlias, cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -35,9 +35,9 @@ from mambackpt.draw.sheet import (
 from mambackpt.geometry import CacheGeometry
 from mambackpt.planner import Reason, explain
 
-Role: TypeAlias = Literal["null", "previous", "running", "checkpoint", "speculative"]
+Role: TypeAlias = Literal["null", "previous", "copy", "running", "checkpoint", "speculative"]
 _Kind: TypeAlias = Literal["state", "checkpoint", "declined", "hit", "error", "shared"]
-_Dash: TypeAlias = Literal["-", ":"]
+_Dash: TypeAlias = Literal["-", ":", "--"]
 # Each kind of mark has a shape of its own; hollow means that nothing was stored there.
 _MARKERS: dict[str, tuple[str, str, bool]] = {
     "state": ("o", STATE, True),
@@ -50,6 +50,7 @@ _MARKERS: dict[str, tuple[str, str, bool]] = {
 _EDGES = {
     "null": "#c4c4ca",
     "previous": STATE,
+    "copy": STATE,
     "running": STATE,
     "checkpoint": CHECKPOINT,
     "speculative": GREY,
@@ -62,13 +63,15 @@ class Column:
 
     ``held`` is the position whose state the block contains (None: nothing yet), ``key`` the
     position that a lookup finds it under. A column that is not ``right`` holds another state than
-    its place or key promises, and is drawn as an error.
+    its place or key promises, and is drawn as an error. ``block`` is its number in the pool, where
+    that is to be seen.
     """
 
     role: Role = "null"
     held: int | None = None
     key: int | None = None
     right: bool = True
+    block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,12 +325,17 @@ class Lanes:
     the block-table row below the tokens that its columns stand for, keys, and the caption. Where
     columns are too narrow for words, a line of words replaces the keys. ``notes`` is the width in
     em that stays free on the right for the lanes' notes, ``caption_lines`` the lines that a caption
-    may take; without ``keys`` their line is left out. Make it inside `style`; `update` needs no
-    context.
+    may take, or those of each lane; without ``keys`` their line is left out. Make it inside
+    `style`; `update` needs no context.
     """
 
     def __init__(
-        self, ax: Axes, *, notes: float = 0.0, caption_lines: int = 0, keys: bool = True
+        self,
+        ax: Axes,
+        *,
+        notes: float = 0.0,
+        caption_lines: int | Sequence[int] = 0,
+        keys: bool = True,
     ) -> None:
         self.ax = ax
         self._keys = keys
@@ -346,7 +354,10 @@ class Lanes:
         tokens = max([1, *(lane.width for lane in lanes)]) if width is None else width
         self._em = tokens / (whole - self._notes)  # tokens per em
         ax.set_xlim(0, whole * self._em)
-        rows = lanes_height(1, caption_lines=self._caption_lines, keys=self._keys)
+        below = self._caption_lines
+        lines = [below] * len(lanes) if isinstance(below, int) else [*below][: len(lanes)]
+        heights = [lanes_height(1, caption_lines=line, keys=self._keys) for line in lines]
+        tops = [0.0, *accumulate(heights)]
         words = (
             text_width(label) * self._em <= lane.block - 0.3 * self._em
             for lane in lanes
@@ -355,11 +366,11 @@ class Lanes:
         )
         self._words_fit = all(words)
         painter.begin()
-        for number, lane in enumerate(lanes):
-            self._draw(lane, rows * number, whole - self._notes)
+        for lane, top in zip(lanes, tops, strict=False):
+            self._draw(lane, top, whole - self._notes)
         painter.end()
-        ax.set_ylim(rows * max(1, len(lanes)), 0)
-        ax.set_yticks([rows * number + 3.3 for number in range(len(lanes))])
+        ax.set_ylim(tops[-1] or lanes_height(1, keys=self._keys), 0)
+        ax.set_yticks([top + 3.3 for top in tops[: len(lanes)]])
         ax.set_yticklabels([lane.label for lane in lanes], multialignment="right")
         ticks = MaxNLocator(7, integer=True).tick_values(0, tokens)
         spare = (1 - ax.get_position().x1) * whole / ax.get_position().width  # to the right, in em
@@ -375,11 +386,15 @@ class Lanes:
         self._draw_tokens(lane, top + 1.4)
         self._draw_columns(lane, top + 3.5, room)
         self._draw_marks(lane, top)
-        below = top + (6.4 if self._keys else 5.2)
+        below = top + (6.4 if self._keys and self._has_keys(lane) else 5.2)
         painter.text(0, below, wrap(lane.caption, room), "left", va="top")
         if lane.note:
             right = (room + 1) * em
             painter.text(right, top + 3.3, wrap(lane.note, self._notes - 1), "left")
+
+    def _has_keys(self, lane: Lane) -> bool:
+        """Whether something stands between a lane's columns and its caption."""
+        return not self._words_fit or any(map(_promise, lane.columns))
 
     def _draw_tokens(self, lane: Lane, top: float) -> None:
         painter, em, begin = self._painter, self._em, 0
@@ -405,14 +420,16 @@ class Lanes:
 
     def _draw_columns(self, lane: Lane, top: float, room: float) -> None:
         painter, M, em = self._painter, lane.block, self._em
-        for number, column in enumerate(lane.columns):
-            look = _look(column)
-            painter.box(number * M, top, M, 1.4, *look)
-            middle = (number + 0.5) * M
+        for number, last in _spans(lane.columns, bundled=em > M):
+            column = lane.columns[number]
+            look, wide = _look(column), (last - number + 1) * M
+            painter.box(number * M, top, wide, 1.4, *look)
+            middle = number * M + wide / 2
             null = column.role == "null"
-            for words in (f"{number} null" if null else _role(number, column), str(number)):
+            numbers = f"{number}" if number == last else f"{number:,} to {last:,}"
+            for words in (f"{numbers} null" if null else _role(number, column), numbers):
                 width = (text_width(words) + 0.3) * em
-                if width <= M:
+                if width <= wide:
                     if look[-1]:
                         plate = (middle - width / 2, top + 0.15, width, 1.1)
                         painter.box(*plate, look[0], "none", "-", "plate")
@@ -422,7 +439,8 @@ class Lanes:
                 painter.text(middle, top + 2.15, _promise(column))
         if self._keys and not self._words_fit:
             shortened = _shorten(_describe_columns(lane.columns), room)
-            painter.text(0, top + 2.15, shortened, "left")
+            # A browser would make one space of four.
+            painter.text(0, top + 2.15, shortened.replace("    ", " · "), "left")
 
     def _draw_marks(self, lane: Lane, top: float) -> None:
         painter, em, M = self._painter, self._em, lane.block
@@ -446,9 +464,25 @@ class Lanes:
                 free = x + width
 
 
+def _spans(columns: Sequence[Column], *, bundled: bool) -> list[tuple[int, int]]:
+    """First and last number of what is drawn as one box: each column, or ``bundled`` nulls."""
+    if not bundled:
+        return [(number, number) for number in range(len(columns))]
+    spans: list[tuple[int, int]] = []
+    for number, column in enumerate(columns):
+        null = column.role == "null"
+        if null and spans and columns[spans[-1][0]].role == "null":
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return spans
+
+
 def _role(number: int, column: Column) -> str:
     """The words in a column that is not null."""
-    return "" if column.role == "null" else f"{number} {column.role}"
+    if column.role == "null":
+        return ""
+    return f"{number} {column.role}" + ("" if column.block is None else f" #{column.block}")
 
 
 def _promise(column: Column) -> str:
@@ -469,6 +503,8 @@ def _look(column: Column) -> tuple[Colour, Colour, _Dash, str]:
     if not column.right:
         return tint(ERROR), ERROR, "-", "xxxx"
     dash: _Dash = "-" if column.held is not None or column.role == "null" else ":"
+    if column.role == "copy" and dash == "-":
+        dash = "--"
     if column.role == "checkpoint":
         return tint(CHECKPOINT), CHECKPOINT, dash, "////" if column.held is not None else ""
     face = tint(STATE, 0.45 if column.role == "running" else 0.2)
@@ -477,9 +513,10 @@ def _look(column: Column) -> tuple[Colour, Colour, _Dash, str]:
     return face, _EDGES[column.role], dash, ""
 
 
-def lanes_height(count: int, *, caption_lines: int = 0, keys: bool = True) -> float:
-    """Return the height of so many lanes in em."""
-    return count * ((6.9 if keys else 5.7) + 1.25 * caption_lines)
+def lanes_height(count: int, *, caption_lines: int | Sequence[int] = 0, keys: bool = True) -> float:
+    """Return the height of so many lanes in em; each is nearer to its caption than to the next."""
+    lines = [caption_lines] * count if isinstance(caption_lines, int) else caption_lines
+    return sum((6.9 if keys else 5.7) + 1.25 * line + 0.6 * (line > 0) for line in lines)
 
 
 def draw_lanes(
@@ -487,7 +524,7 @@ def draw_lanes(
     lanes: Sequence[Lane],
     *,
     notes: float = 0.0,
-    caption_lines: int = 0,
+    caption_lines: int | Sequence[int] = 0,
     keys: bool = True,
     width: int | None = None,
 ) -> Axes:
@@ -503,3 +540,134 @@ def draw_lanes(
     """
     drawn = Lanes(ax, notes=notes, caption_lines=caption_lines, keys=keys)
     return drawn.update(lanes, width=width)
+
+
+_LEGEND: dict[str, str] = {
+    "state": "state",
+    "checkpoint": "checkpoint",
+    "declined": "not saved",
+    "hit": "hit",
+    "error": "wrong state",
+    "shared": "end of the shared prefix",
+}
+_COLUMN_LEGEND = {
+    "reserved": (":", STATE, "reserved, still empty"),
+    "copy": ("--", STATE, "private copy"),
+}
+
+
+def legend_of(lanes: Sequence[Lane]) -> list[str]:
+    """Return which kinds of marks and columns of these lanes a legend has to name.
+
+    >>> legend_of([planned_lane(8000, 8000, CacheGeometry(1536, 1536, 16, 1536))])
+    ['checkpoint']
+    """
+    columns = [column for lane in lanes for column in lane.columns]
+    kinds: list[str] = [mark.kind for lane in lanes for mark in lane.marks]
+    kinds += ["error" for column in columns if not column.right]
+    kinds += ["copy" for column in columns if column.role == "copy"]
+    kinds += ["reserved" for c in columns if c.role != "null" and c.held is None]
+    return [kind for kind in (*_LEGEND, *_COLUMN_LEGEND) if kind in kinds]
+
+
+def legend_rows(kinds: Sequence[str], width: float) -> list[list[str]]:
+    """Return the kinds in as many rows of ``width`` em as they need."""
+    rows: list[list[str]] = [[]]
+    left = width
+    for kind in kinds:
+        need = 3.4 + text_width(_legend_words(kind))
+        if need > left and rows[-1]:
+            rows.append([])
+            left = width
+        rows[-1].append(kind)
+        left -= need
+    return rows
+
+
+def _legend_words(kind: str) -> str:
+    return _LEGEND[kind] if kind in _LEGEND else _COLUMN_LEGEND[kind][2]
+
+
+def draw_legend(ax: Axes, kinds: Sequence[str]) -> Axes:
+    """Draw a legend of marks and columns over the width of an Axes of its own, and return it.
+
+    >>> from mambackpt.draw import sheet, style
+    >>> with style():
+    ...     _, [_, ax] = sheet("Where it lands.", [lanes_height(1), 1.4])
+    ...     ax = draw_legend(ax, ["checkpoint", "reserved"])
+    """
+    painter = _Painter(ax)
+    width = em_wide(ax, painter.em)
+    rows = legend_rows(kinds, width)
+    ax.set_axis_off()
+    ax.set(xlim=(0, width), ylim=(1.4 * len(rows), 0))
+    for number, row in enumerate(rows):
+        x, y = 0.6, 1.4 * number + 0.7
+        for kind in row:
+            if kind in _LEGEND:
+                painter.mark(kind, x, y)
+            else:
+                dash, colour, _ = _COLUMN_LEGEND[kind]
+                painter.box(x - 0.4, y - 0.5, 1.4, 1.0, "white", colour, cast(_Dash, dash))
+            start = x + (0.8 if kind in _LEGEND else 1.5)
+            painter.text(start, y, _legend_words(kind), "left")
+            x = start + text_width(_legend_words(kind)) + 2
+    painter.end()
+    return ax
+
+
+# What each mark and each kind of column means: the whole legend, drawn once.
+_MARKS_TOLD: dict[_Kind, str] = {
+    "checkpoint": "diamond: a checkpoint, a state saved inside a step, in passing",
+    "declined": "hollow diamond: where a checkpoint would lie that is not saved",
+    "state": "dot: a state where a step ends, or where a picture of a film has got to",
+    "hit": "triangle: a hit, the tokens after which a request resumes",
+    "error": "cross: another state than the one that is promised",
+}
+_COLUMNS_TOLD: dict[str, tuple[Column, str]] = {
+    "null": (Column(), "thin outline: null, no block at all"),
+    "reserved": (Column("running"), "dotted outline: a block is reserved, nothing is written yet"),
+    "previous": (Column("previous", 1), "pale: holds the state that the step starts from"),
+    "running": (Column("running", 1), "full: holds the newest state"),
+    "checkpoint": (Column("checkpoint", 1), "hatched: holds a checkpoint"),
+    "copy": (Column("copy", 1), "dashed outline: a private copy of a block that was hit"),
+    "wrong": (Column("running", 1, right=False), "crossed hatching: holds a wrong state"),
+}
+
+
+def draw_full_legend(ax: Axes) -> Axes:
+    """Draw every mark and every kind of column beside what it means, and return the Axes.
+
+    >>> from mambackpt.draw import sheet, style
+    >>> with style():
+    ...     _, [ax] = sheet("What the marks mean.", [full_legend_height()])
+    ...     ax = draw_full_legend(ax)
+    """
+    painter = _Painter(ax)
+    ax.set_axis_off()
+    ax.set(xlim=(0, em_wide(ax, painter.em)), ylim=(full_legend_height(), 0))
+    rows: list[tuple[str, str | Column]] = [(told, kind) for kind, told in _MARKS_TOLD.items()]
+    rows += [(told, column) for column, told in _COLUMNS_TOLD.values()]
+    for number, (told, sample) in enumerate(rows):
+        y = 1.9 * number + 0.9
+        if isinstance(sample, Column):
+            painter.box(0.5, y - 0.6, 4.5, 1.2, *_look(sample))
+        else:
+            painter.mark(sample, 2.75, y)
+        painter.text(6, y, told, "left")
+    painter.end()
+    return ax
+
+
+def full_legend_height() -> float:
+    """Return the height of the whole legend in em."""
+    return 1.9 * (len(_MARKS_TOLD) + len(_COLUMNS_TOLD)) + 0.2
+
+
+def describe_full_legend() -> str:
+    """Return the whole legend in words: an alt text.
+
+    >>> describe_full_legend().split("; ")[2]
+    'dot: a state where a step ends, or where a picture of a film has got to'
+    """
+    return "; ".join((*_MARKS_TOLD.values(), *(told for _, told in _COLUMNS_TOLD.values())))

@@ -5,7 +5,22 @@ Its steps are those of vllm 0.33.0's own scheduler: `trace_history` gives them a
 """
 
 from mambackpt.engine.chats import branching_chats
-from mambackpt.engine.events import Allocated, Event, Hit, Keyed, Scheduled, Written
+from mambackpt.engine.events import (
+    Aborted,
+    Allocated,
+    Copied,
+    Deferred,
+    Event,
+    Evicted,
+    Finished,
+    Freed,
+    Hit,
+    Keyed,
+    Preempted,
+    Scheduled,
+    Unkeyed,
+    Written,
+)
 from mambackpt.engine.groups import joint_hit, junction, replay_boundaries
 from mambackpt.engine.lockstep import Counts, Violation
 from mambackpt.engine.recurrence import Recurrence, State
@@ -18,19 +33,27 @@ from mambackpt.engine.report import (
 )
 from mambackpt.engine.settings import Request, Settings
 from mambackpt.engine.simulation import Run, Simulation, simulate
-from mambackpt.engine.snapshots import Cell, Snapshot, TableRow
+from mambackpt.engine.snapshots import Cell, PoolBlock, Snapshot, TableRow
 from mambackpt.engine.splitter import Splitter, chunk_ends
 from mambackpt.engine.trace import Step, trace_history
 from mambackpt.engine.variants import VARIANTS, Query, Variant, find_variant, named_variant
 
 __all__ = [
     "VARIANTS",
+    "Aborted",
     "Allocated",
     "Cell",
+    "Copied",
     "Counts",
+    "Deferred",
     "Event",
+    "Evicted",
+    "Finished",
+    "Freed",
     "Hit",
     "Keyed",
+    "PoolBlock",
+    "Preempted",
     "Query",
     "Recurrence",
     "Report",
@@ -44,6 +67,7 @@ __all__ = [
     "State",
     "Step",
     "TableRow",
+    "Unkeyed",
     "Variant",
     "Violation",
     "Written",

@@ -31,7 +31,7 @@ from mambackpt.engine.groups import (
 from mambackpt.engine.lockstep import Counts, Lockstep, Violation
 from mambackpt.engine.recurrent import RecurrentGroup
 from mambackpt.engine.settings import Request, Settings
-from mambackpt.engine.snapshots import Snapshot, take_snapshot
+from mambackpt.engine.snapshots import PoolBlock, Snapshot, take_blocks, take_snapshot
 from mambackpt.engine.variants import Query
 from mambackpt.engine.worker import Worker
 from mambackpt.errors import CheckpointValueError
@@ -398,8 +398,21 @@ class Simulation:
 
     def snapshot(self, events: tuple[Event, ...]) -> Snapshot:
         """Return the state after the step that caused these events, as a picture."""
-        lives = dict.fromkeys([*self.running, *(live for live, _ in self.scheduled)])
-        return take_snapshot(self.log.step, events, tuple(lives), self.recurrent)
+        return take_snapshot(self.log.step, events, self._lives(), self.recurrent)
+
+    def blocks(self) -> tuple[PoolBlock, ...]:
+        """Return what is in the pool after the last step: every block in use or findable.
+
+        >>> simulation = Simulation([Request("A", range(100), 2)], Settings())
+        >>> _ = next(iter(simulation))
+        >>> [(b.block, b.group, b.refs, b.held, b.keyed) for b in simulation.blocks()]
+        [(1, 0, 1, None, (64,)), (2, 0, 1, None, (96,)), (3, 1, 1, 96, (96,)), (4, 1, 1, 100, ())]
+        """
+        return take_blocks(self._lives(), (self.attention, *self.recurrent))
+
+    def _lives(self) -> tuple[Live, ...]:
+        """Whose rows there are: what runs, and what has run in this step."""
+        return tuple(dict.fromkeys([*self.running, *(live for live, _ in self.scheduled)]))
 
 
 def simulate(requests: Iterable[Request], settings: Settings | None = None) -> Run:

@@ -1,11 +1,11 @@
 """A step as a picture: the rows of its requests, and what every block holds and is found under."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mambackpt.engine.blocks import Block
 from mambackpt.engine.events import Allocated, Event
-from mambackpt.engine.groups import Live
+from mambackpt.engine.groups import Group, Live
 from mambackpt.engine.lockstep import holds
 from mambackpt.engine.recurrent import RecurrentGroup
 
@@ -49,6 +49,38 @@ class Snapshot:
     events: tuple[Event, ...]
     rows: tuple[TableRow, ...]
     cached: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBlock:
+    """A block of the pool that somebody refers to or a key leads to.
+
+    ``group`` is 0 for attention, whose content is not modelled: ``held`` is None there. ``refs``
+    counts the references; the others are those of `Cell`.
+    """
+
+    block: int
+    group: int
+    refs: int
+    held: int | None
+    keyed: tuple[int, ...]
+    right: bool
+
+
+def take_blocks(lives: Iterable[Live], groups: Sequence[Group]) -> tuple[PoolBlock, ...]:
+    """Return every block of these groups that is in use or findable, by number."""
+    found: dict[int, tuple[int, Block]] = {}
+    for group in groups:
+        held = [block for live in lives for block in live.rows[group.number].blocks]
+        for block in (*held, *(block for block, _ in group.index)):
+            found[block.id] = group.number, block
+    found.pop(0, None)  # the null block is nobody's
+    blocks = []
+    for number, (group_number, block) in sorted(found.items()):
+        cell = _cell(block, 0, "")
+        right = cell.right or group_number == 0
+        blocks.append(PoolBlock(number, group_number, block.refs, cell.held, cell.keyed, right))
+    return tuple(blocks)
 
 
 def take_snapshot(

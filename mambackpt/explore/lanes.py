@@ -1,16 +1,14 @@
 """Explorers of lanes: one query, or one prompt that is sent twice. H, M, U, A as in the planner."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
-from itertools import groupby
 from typing import Any
 
-from ipywidgets import Checkbox, Dropdown, Layout, Widget
+from ipywidgets import Widget
 
 from mambackpt.draw import (
     Drawing,
-    Frame,
     Lane,
     Lanes,
     describe_lanes,
@@ -18,17 +16,23 @@ from mambackpt.draw import (
     left_margin,
     numeral,
     planned_lane,
+    prefilled_lanes,
     retitle,
-    sequence_finding,
-    sequence_frames,
     sheet,
     style,
     table_html,
 )
+from mambackpt.engine import Request, Settings
 from mambackpt.errors import CheckpointValueError, checked_int
-from mambackpt.explore.widgets import Explorer, explore, number, picture
+from mambackpt.explore.controls import Knob, Values, follow, knob_widgets, labels_of
+from mambackpt.explore.widgets import Code, Explorer, Habits, Shown
+from mambackpt.explore.words import command_line
 from mambackpt.geometry import CacheGeometry
 from mambackpt.planner import Decision, Reason, explain
+
+# What a view draws and runs through at once; more would keep a reader waiting for a grey smear.
+MOST_COLUMNS, MOST_STEPS = 1024, 1024
+_USUAL = CacheGeometry(1536, 1536, 16, 1536)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class View:
     lanes: tuple[Lane, ...]
     rows: tuple[tuple[str, ...], ...] = ()
     header: tuple[str, ...] = ()
+    caption: str = ""
 
     def draw(self) -> Drawing:
         """Return the picture that an explorer shows: for a page without a kernel.
@@ -46,7 +51,11 @@ class View:
         >>> placement_view(8000, 0, CacheGeometry(1536, 1536, 16, 1536)).draw().finding[:44]
         'The state after 7680 tokens is saved 7680 to'
         """
-        return _Screen(self).draw(self)
+        return Screen(self).draw(self)
+
+    def table(self) -> str:
+        """Return the table below the picture as HTML; nothing where there is none."""
+        return table_html(self.header, self.rows, caption=self.caption) if self.rows else ""
 
 
 def placement_view(seq_len: int, start: int, geometry: CacheGeometry) -> View:
@@ -67,6 +76,7 @@ def placement_view(seq_len: int, start: int, geometry: CacheGeometry) -> View:
             f"computed before is {start:,} and tokens in all is {seq_len:,}; expected at least one "
             f"token to compute. Try {seq_len - 1:,} or less computed before."
         )
+    _refuse_too_much(seq_len, geometry.M)
     [decision] = explain([seq_len], [seq_len - start], geometry)
     lane = planned_lane(seq_len, seq_len - start, geometry, label="this query")
     return View(
@@ -74,6 +84,7 @@ def placement_view(seq_len: int, start: int, geometry: CacheGeometry) -> View:
         (replace(lane, caption=""),),
         tuple(_conditions(decision, seq_len, start, geometry)),
         ("condition", "with these numbers", ""),
+        "Six conditions, asked in this order.",
     )
 
 
@@ -113,38 +124,80 @@ def sequence_view(prompt: int, budget: int, geometry: CacheGeometry) -> View:
     >>> print(view.finding)
     A second prompt of 8,000 tokens computes 320: it resumes from the state saved after 7,680.
 
-    Tokens of the prompt, and of one step at most. Raises as `mambackpt.draw.sequence_frames`.
+    Tokens of the prompt, and of one step at most. Raises as `mambackpt.engine.simulate`, and for
+    more than 1,024 columns or steps.
     """
-    frames = sequence_frames(prompt, geometry, budget=budget)
-    first, second = (_whole(list(same)) for _, same in groupby(frames, lambda f: f.lane.label))
-    last_chunk = prompt - [0, *first.ends][-2]
-    [decision] = explain([prompt], [last_chunk], geometry)
-    return View(
-        sequence_finding([replace(frames[-1], lane=second)]),
-        (replace(first, caption=decision.sentence), second),
+    tokens = range(checked_int("prompt", prompt))
+    checked_int("budget", budget)
+    _refuse_too_much(prompt, geometry.M, budget)
+    settings = Settings(
+        mamba_block_size=geometry.M,
+        hash_block_size=geometry.H,
+        checkpoint_alignment=geometry.A,
+        cache_hit_alignment_tokens=geometry.U,
+        drop_eagle_block=geometry.drop_eagle_block,
+        num_hash_lookahead_tokens=geometry.num_hash_lookahead_tokens,
+        budget=budget,
+        max_running=1,
     )
+    twice = [Request("first prompt", tokens), Request("same prompt", tokens)]
+    first, second = prefilled_lanes(twice, settings)
+    [decision] = explain([prompt], [prompt - [0, *first.lane.ends][-2]], geometry)
+    words = second.sentence.split(": ", 1)[1]
+    lanes = (
+        replace(first.lane, caption=decision.sentence),
+        replace(second.lane, caption=words[0].upper() + words[1:]),
+    )
+    resumed = second.lane.start
+    finding = f"A second prompt of {prompt:,} tokens computes {prompt - resumed:,}: "
+    finding += (
+        f"it resumes from the state saved after {resumed:,}."
+        if resumed
+        else "no state of its prefix was kept."
+    )
+    return View(finding, lanes)
 
 
-def _whole(frames: Sequence[Frame]) -> Lane:
-    """One request's last lane, with all its chunks and what the last frame says as its caption."""
-    ends = sorted({frame.lane.total for frame in frames})
-    words = frames[-1].sentence.split(": ", 1)[1]
-    caption = words[0].upper() + words[1:]
-    return replace(frames[-1].lane, start=frames[0].lane.start, ends=tuple(ends), caption=caption)
+def _refuse_too_much(tokens: int, block: int, budget: int | None = None) -> None:
+    """Refuse what would take seconds to compute and could not be read."""
+    columns, steps = -(-tokens // block), -(-tokens // budget) if budget else 0
+    if columns > MOST_COLUMNS:
+        raise CheckpointValueError(
+            f"{tokens:,} tokens in blocks of {block:,} have {columns:,} columns; expected at most "
+            f"{MOST_COLUMNS:,} here. Try mamba_block_size={_rounded(tokens / MOST_COLUMNS)}."
+        )
+    if budget and steps > MOST_STEPS:
+        raise CheckpointValueError(
+            f"{tokens:,} tokens take {steps:,} steps of {budget:,}; expected at most "
+            f"{MOST_STEPS:,} here. Try budget={_rounded(tokens / MOST_STEPS)}."
+        )
 
 
-class _Screen:
+def _rounded(least: float) -> int:
+    """The least power of two that is not below."""
+    return 1 << max(0, int(-(-least // 1) - 1).bit_length())
+
+
+class Screen:
     """One figure that shows view after view with the same artists."""
 
     def __init__(self, view: View) -> None:
-        self._lines = 2 if any(lane.caption for lane in view.lanes) else 0
+        self._shape = self._shape_of(view)
         with style():
             self.figure, [ax] = sheet(
                 "\n",  # room for a finding of two lines
-                [lanes_height(len(view.lanes), caption_lines=self._lines)],
+                [lanes_height(len(view.lanes), caption_lines=self._shape[1])],
                 left=left_margin(lane.label for lane in view.lanes),
             )
-            self._lanes = Lanes(ax, caption_lines=self._lines)
+            self._lanes = Lanes(ax, caption_lines=self._shape[1])
+
+    @staticmethod
+    def _shape_of(view: View) -> tuple[int, int]:
+        return len(view.lanes), 2 if any(lane.caption for lane in view.lanes) else 0
+
+    def fits(self, view: View) -> bool:
+        """Return whether this figure has the places that the view needs."""
+        return self._shape_of(view) == self._shape
 
     def draw(self, view: View) -> Drawing:
         """Draw another view in place of the last one."""
@@ -152,11 +205,6 @@ class _Screen:
         self._lanes.update(view.lanes)
         alt = f"{view.finding} {describe_lanes(view.lanes)}".strip()
         return Drawing(self.figure, view.finding, alt)
-
-    def page(self, view: View) -> str:
-        """Return a view as HTML: the picture with its alt text, and the table below."""
-        table = table_html(view.header, view.rows, caption=view.finding) if view.rows else ""
-        return picture(self.draw(view)) + table
 
 
 def explore_views(view: Callable[..., View], **controls: Widget) -> Explorer:
@@ -169,48 +217,118 @@ def explore_views(view: Callable[..., View], **controls: Widget) -> Explorer:
     True
     >>> explorer.close()
 
-    One figure shows all views, which saves most of a redraw, so all must have as many lanes as the
-    first. Raises what ``view`` raises for the first values; otherwise as `explore`.
+    One figure shows all views that have as many lanes, which saves most of a redraw. Raises what
+    ``view`` raises for the first values; otherwise as `explore`.
     """
-    screen = _Screen(view(**{name: control.value for name, control in controls.items()}))
+    view(**{name: control.value for name, control in controls.items()})
+    return _explorer(view, controls, Habits())
+
+
+def _explorer(view: Callable[..., View], controls: dict[str, Widget], habits: Habits) -> Explorer:
+    screens: list[Screen] = []
 
     @wraps(view)
-    def page(**values: Any) -> str:
-        return screen.page(view(**values))
+    def shown(**values: Any) -> Shown:
+        made = view(**values)
+        if not screens or not screens[0].fits(made):
+            screens[:] = [Screen(made)]
+        return Shown(screens[0].draw(made), made.table(), made.draw)
 
-    return explore(page, **controls)
+    return Explorer(shown, controls, habits)
 
 
-def _geometry_controls(g: CacheGeometry) -> dict[str, Widget]:
-    grids = sorted({1, 16, 64, 128} | ({g.A} if g.A else set()))
+# ---- what can be moved --------------------------------------------------------------------------
+
+_PARAMETERS = {
+    "mamba_block_size": "M",
+    "hash_block_size": "H",
+    "cache_hit_alignment_tokens": "U",
+    "checkpoint_alignment": "A",
+}
+
+
+def geometry_knobs(g: CacheGeometry) -> dict[str, Knob]:
+    """Return the knobs of a cache's sizes, by the planner's letters, and of the drop."""
+    size: dict[str, Any] = {"most": 16384, "step": 16, "least": 16}
+    grids = tuple(sorted({0, 1, 16, 64, 128, g.A or 0}))
     return {
-        "M": number("block M", g.M),
-        "H": number("hash unit H", g.H),
-        "U": number("hit alignment U", g.U),
-        "A": Dropdown(
-            options=[("cannot export", None), *((f"{grid}", grid) for grid in grids)],
-            value=g.A,
-            description="kernel grid A",
-            style={"description_width": "8em"},
-            layout=Layout(width="17em"),
+        "M": Knob(label="block M", option="block", value=g.M, **size),
+        "H": Knob(label="hash unit H", option="hash", value=g.H, **size),
+        "U": Knob(label="hit alignment U", option="hit-alignment", value=g.U, **size),
+        "A": Knob(
+            label="kernel grid A",
+            option="alignment",
+            value=g.A or 0,
+            choices=grids,
+            none="cannot export",
         ),
-        "drop": Checkbox(
-            value=g.drop_eagle_block,
-            description="drop a unit",
-            indent=False,
-            layout=Layout(width="9em"),
-        ),
+        "drop": Knob(label="drop a unit", option="drop", value=g.drop_eagle_block),
     }
 
 
-def _explore_geometry(
-    view: Callable[[int, int, CacheGeometry], View], geometry: CacheGeometry, **lengths: Widget
-) -> Explorer:
-    def shown(M: int, H: int, U: int, A: int | None, drop: bool, **lengths: int) -> View:
-        one, other = lengths.values()
-        return view(one, other, CacheGeometry(H, M, A, U, drop))
+def placement_knobs(
+    seq_len: int = 8000, start: int = 0, geometry: CacheGeometry = _USUAL
+) -> dict[str, Knob]:
+    """Return what can be moved in a placement view."""
+    return {
+        "seq_len": Knob(label="tokens in all L", option="tokens", value=seq_len, most=16384),
+        "start": Knob(label="computed before", option="computed", value=start, least=0, most=16384),
+        **geometry_knobs(geometry),
+    }
 
-    return explore_views(shown, **lengths, **_geometry_controls(geometry))
+
+def sequence_knobs(
+    prompt: int = 8000, budget: int = 8192, geometry: CacheGeometry = _USUAL
+) -> dict[str, Knob]:
+    """Return what can be moved in a sequence view."""
+    return {
+        "prompt": Knob(label="prompt", option="prompt", value=prompt, most=16384),
+        "budget": Knob(
+            label="tokens per step", option="budget", value=budget, least=64, most=16384, step=64
+        ),
+        **geometry_knobs(geometry),
+    }
+
+
+def placed(seq_len: int, start: int, **sizes: Any) -> View:
+    """Return the placement view of the knobs' values."""
+    return placement_view(seq_len, start, _geometry(**sizes))
+
+
+def sequenced(prompt: int, budget: int, **sizes: Any) -> View:
+    """Return the sequence view of the knobs' values."""
+    return sequence_view(prompt, budget, _geometry(**sizes))
+
+
+def _geometry(M: int, H: int, U: int, A: int, drop: bool) -> CacheGeometry:
+    return CacheGeometry(H, M, A or None, U, drop)
+
+
+def lanes_python(function: str) -> Callable[[Values], str]:
+    """Return what writes the Python line that calls a view of two lengths and a geometry."""
+
+    def line(values: Values) -> str:
+        one, other, M, H, U, A, drop = values.values()
+        sizes = f"{H}, {M}, {A or None}, {U}{', True' if drop else ''}"
+        return (
+            f"from mambackpt import CacheGeometry; from mambackpt.explore import {function}; "
+            f"view = {function}({one}, {other}, CacheGeometry({sizes}))"
+        )
+
+    return line
+
+
+def _explore_knobs(
+    name: str, view: Callable[..., View], knobs: dict[str, Knob], parameters: Mapping[str, str]
+) -> Explorer:
+    python = lanes_python(f"{name}_view")
+    habits = Habits(
+        name=name,
+        carry=follow,
+        code=lambda values: Code(command_line(name, knobs, values), python(values)),
+        labels=labels_of(knobs, {**_PARAMETERS, **parameters}),
+    )
+    return _explorer(view, knob_widgets(knobs), habits)
 
 
 def explore_placement(
@@ -224,14 +342,11 @@ def explore_placement(
     >>> explorer.close()
 
     Starts at these numbers (default: blocks and hash units of 1,536 tokens, a kernel grid of 16);
-    raises as `placement_view` does. Keep it and `close` it, or leave it to the kernel's end.
+    raises as `placement_view` does. U follows H, and M takes both along, until you part them. Keep
+    it and `close` it, or leave it to the kernel's end.
     """
-    return _explore_geometry(
-        placement_view,
-        geometry or CacheGeometry(1536, 1536, 16, 1536),
-        seq_len=number("tokens in all L", seq_len, 16384),
-        start=number("computed before", start, 16384, least=0),
-    )
+    knobs = placement_knobs(seq_len, start, geometry or _USUAL)
+    return _explore_knobs("placement", placed, knobs, {})
 
 
 def explore_sequence(
@@ -246,9 +361,5 @@ def explore_sequence(
 
     Starts at these numbers, as `explore_placement` does; raises as `sequence_view` does.
     """
-    return _explore_geometry(
-        sequence_view,
-        geometry or CacheGeometry(1536, 1536, 16, 1536),
-        prompt=number("prompt", prompt, 16384),
-        budget=number("tokens per step", budget, 16384),
-    )
+    knobs = sequence_knobs(prompt, budget, geometry or _USUAL)
+    return _explore_knobs("sequence", sequenced, knobs, {"budget": "budget"})

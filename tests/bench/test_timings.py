@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from mambackpt.bench import command, export, replays
+from mambackpt.bench import command, explorers, export, replays
 from mambackpt.bench.command import main
 from mambackpt.bench.compiled import LayerShape
+from mambackpt.bench.explorers import redraw_table, time_explorers
 from mambackpt.bench.export import (
     BUFFERS,
     COPY,
@@ -303,6 +304,25 @@ def test_a_replay_is_timed_beside_the_plain_one_that_gives_the_same(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["replay", str(path), "--rule", "last", "--block", "512", "--runs", "2"]) == 0
     assert "4 requests" in capsys.readouterr().out
+
+
+def test_an_explorer_is_timed_in_a_kernel_of_its_own():
+    [first] = list(time_explorers(["placement"], runs=3, in_browser=False))
+    assert (first.explorer, first.control, first.paint_ms) == ("placement", "start", None)
+    assert len(first.cpu_ms) == 3
+    assert redraw_table([first])[0][:2] == ("placement", "start")
+
+
+def test_an_explorer_that_stands_still_is_not_timed(monkeypatch):
+    still = explorers.Move("placement", "start", "explore_placement()", "[0, 0, 0, 0]")
+    monkeypatch.setattr(explorers, "MOVES", (still,))
+    with pytest.raises(CheckpointValueError, match="a move left the view as it was"):
+        list(time_explorers(runs=3, in_browser=False))
+
+
+def test_an_unknown_explorer_is_refused_before_a_kernel_starts():
+    with pytest.raises(CheckpointValueError, match="Try 'placement'"):
+        list(time_explorers(["placment"], in_browser=False))
 
 
 def test_an_engine_is_timed_beside_the_plain_one_that_gives_the_same(

@@ -1,6 +1,8 @@
 """Animations: frames that follow the engine's events, none dropped, none told differently."""
 
+import base64
 import gc
+import io
 import re
 import warnings
 
@@ -10,17 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from mambackpt import CacheGeometry, CheckpointValueError
 from mambackpt.draw.animate import (
     _MOST_FRAMES,
     Frame,
     SequenceAnimation,
-    _embedded_frames,
     _key_frames,
     animate_sequence,
+    film_gif,
+    film_page,
     filmstrip,
     player_html,
+    prefilled_lanes,
     run_frames,
     sequence_finding,
     sequence_frames,
@@ -188,6 +193,11 @@ def test_frame_k_equals_the_still_of_step_k() -> None:
     player_html(animation, alt="A sequence.")
 
 
+def embedded_frames(page: str) -> int:
+    """How many pictures a page really contains."""
+    return page.count("data:image/png;base64,")
+
+
 def test_a_player_embeds_every_frame_once_and_the_same_bytes_each_time() -> None:
     pages = []
     for _ in range(2):
@@ -195,25 +205,64 @@ def test_a_player_embeds_every_frame_once_and_the_same_bytes_each_time() -> None
         pages.append(player_html(animation, alt="A < B"))
     assert pages[0] == pages[1]
     page = pages[0]
-    assert _embedded_frames(page) == len(animation.story) == 10
+    assert embedded_frames(page) == len(animation.story) == 10
     assert len(page) < 0.5e6
     assert 'alt="A &lt; B"' in page
-    assert re.search(r'value="once"[^>]*checked', page)
-    assert not re.search(r'value="loop"[^>]*checked', page)
-    assert "play_animation();" not in page.split("new Animation(")[-1], "starts on demand"
     assert "http" not in page.replace("http://www.w3.org", "")
-    assert "fa-play" not in page
     assert page.count("<li>") == 10
 
 
-def test_dropped_frames_are_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    """F03, jupyter-archive #242: past the embed limit, frames are dropped and only logged."""
+def test_without_a_script_a_film_leaves_its_last_frame_in_words_and_no_dead_button() -> None:
+    animation = animate_sequence(100, TOY)
+    static = re.sub(r"<script>.*?</script>", "", player_html(animation, alt="A film."), flags=re.S)
+    assert embedded_frames(static) == 1
+    last = len(animation.story)
+    assert f"frame {last} of {last}: {animation.story[-1].sentence}" in static
+    assert "<button" not in static
+    assert "<input" not in static
+    [picture] = re.findall(r"base64,([\w+/=]+)", static)
+    animation.update(last - 1)
+    assert base64.b64decode(picture) == animation.pictures()[-1]
+
+
+def test_a_film_on_a_page_and_as_a_gif_has_the_same_frames() -> None:
+    animation = animate_sequence(100, TOY)
+    page = film_page(animation, alt="A film.")
+    assert embedded_frames(page) == len(animation.story)
+    assert page.startswith("<!doctype html>")
+    assert f"<title>{animation.finding}</title>" in page
+    assert "{{" not in page
+    data = film_gif(animation, alt="A film.")
+    assert data == film_gif(animation, alt="A film.")
+    gif = Image.open(io.BytesIO(data))
+    assert getattr(gif, "n_frames", 1) == len(animation.story)
+    assert gif.info["comment"] == b"A film."
+    assert "loop" not in gif.info, "it plays once"
+    for number, picture in enumerate(animation.pictures()):
+        gif.seek(number)
+        still = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"), int)
+        assert np.abs(np.asarray(gif.convert("RGB"), int) - still).mean() < 2, number
+
+
+def test_every_request_ends_as_its_last_prefill_frame_shows() -> None:
+    run = poisoned()
+    ended = prefilled_lanes(run.requests, run.settings)
+    assert [frame.lane.label for frame in ended] == ["A", "B", "C"]
+    for frame in ended:
+        shown = [f for f in run_frames(run) if f.lane.label == frame.lane.label and f.weight == 2]
+        assert frame.lane.columns == shown[-1].lane.columns
+        assert frame.sentence == shown[-1].sentence
+    assert any(not column.right for column in ended[1].lane.columns)
+
+
+def test_frames_that_do_not_fit_are_an_error_and_never_dropped() -> None:
+    """F03, jupyter-archive #242: a writer that is given a limit drops frames and only logs it."""
     one = sequence_frames(100, TOY)
     frames = [one[at % len(one)] for at in range(12)]
     animation = SequenceAnimation(frames, finding="1 finding.")
     with pytest.raises(CheckpointValueError, match=r"^\d of 12 frames fit into 0.02 MB"):
         player_html(animation, alt="Too long.", most_megabytes=0.02)
-    assert _embedded_frames(player_html(animation, alt="Long.", most_megabytes=5)) == 12
+    assert embedded_frames(player_html(animation, alt="Long.", most_megabytes=5)) == 12
 
 
 def test_an_animation_that_is_returned_is_not_collected_undrawn() -> None:
@@ -225,7 +274,7 @@ def test_an_animation_that_is_returned_is_not_collected_undrawn() -> None:
         page = player_html(animation, alt="A sequence.")
         del animation
         gc.collect()
-    assert _embedded_frames(page) > 0
+    assert embedded_frames(page) > 0
 
 
 def test_an_animation_opens_no_pyplot_figure_and_leaves_settings_alone() -> None:
