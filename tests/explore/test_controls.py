@@ -6,17 +6,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ipywidgets import Dropdown
+from ipywidgets import Dropdown, IntSlider
 from ipywidgets.widgets import widget as registry
 
 from mambackpt.draw.sheet import text_width
+from mambackpt.errors import CheckpointValueError
 from mambackpt.explore.capacity import capacity_knobs, explore_capacity
 from mambackpt.explore.controls import LABEL_EM, Knob, Number, close, follow
 from mambackpt.explore.engine import engine_knobs, explore_engine
 from mambackpt.explore.exports import explore_export, export_knobs
 from mambackpt.explore.lanes import explore_placement, placement_knobs, sequence_knobs
 from mambackpt.explore.replays import explore_replay, replay_knobs
-from mambackpt.explore.widgets import _USERS
+from mambackpt.explore.widgets import _BUSY, _LOOKS, _USERS, Explorer, explore
 from mambackpt.replay.generators import generate_documents
 
 KNOBS: dict[str, dict[str, Knob]] = {
@@ -149,6 +150,31 @@ def test_a_block_takes_its_equals_along_in_one_redraw() -> None:
     assert (explorer.values["H"], explorer.values["U"]) == (1600, 1600)
     assert len(drawn) == 1
     explorer.close()
+
+
+def test_a_view_is_marked_as_old_while_the_next_is_computed_and_only_then() -> None:
+    """What the mark looks like, and that it waits for 150 ms, is the style sheet's."""
+    marked: list[bool] = []
+    explorers: list[Explorer] = []
+
+    def show(tokens: int) -> str:
+        marked.extend(_BUSY in explorer._frame._dom_classes for explorer in explorers)
+        if tokens == 9:
+            raise CheckpointValueError("tokens is 9; expected less. Try 8.")
+        return f"{1 // (tokens - 7)} tokens"
+
+    slider = IntSlider(value=8, min=1, max=20)
+    explorers.append(explore(show, tokens=slider))
+    for value in (10, 9):
+        slider.value = value
+        assert _BUSY not in explorers[0]._frame._dom_classes
+    with pytest.raises(ZeroDivisionError):
+        slider.value = 7
+    assert _BUSY not in explorers[0]._frame._dom_classes
+    assert "The view failed: ZeroDivisionError" in explorers[0].page, "no old picture stays"
+    assert marked == [True] * 3
+    assert "1ms 150ms forwards" in _LOOKS
+    explorers[0].close()
 
 
 MAKERS: dict[str, Any] = {

@@ -238,7 +238,6 @@ def test_a_page_is_a_pure_function_of_the_controls() -> None:
         ("M", -1, "block M is -1"),
         ("H", 100, "block M is 1536 and hash unit H is 100; expected block M to be a multiple"),
         ("U", 1000, "hit alignment U is 1000 and hash unit H is 1536"),
-        ("M", 1, "8,000 tokens in blocks of 1 have 8,000 columns; expected at most 1,024 here"),
         ("start", 9000, "expected at least one token to compute"),
     ],
 )
@@ -367,13 +366,17 @@ def test_an_empty_view_is_a_picture_too() -> None:
 def test_more_columns_than_can_be_read_are_refused_at_once() -> None:
     """M = H = U = 1 froze the page for 20 s."""
     ones = CacheGeometry(1, 1, 1, 1)
-    for view in (sequence_view(1000, 8192, ones), placement_view(1024, 0, ones)):
-        assert "999" in view.finding or "1023" in view.finding
-    with pytest.raises(CheckpointValueError, match=r"8,000 columns.*1,024.*Try mamba_block_size=8"):
-        sequence_view(8000, 8192, ones)
+    for view in (sequence_view(1000, 8192, ones), placement_view(8192, 0, ones)):
+        assert "999" in view.finding or "8191" in view.finding
+    with pytest.raises(CheckpointValueError, match=r"9,000 columns.*8,192.*Try mamba_block_size=2"):
+        sequence_view(9000, 8192, ones)
+    explorer = explore_placement(16384, geometry=CacheGeometry(16, 16, 16, 16))
+    explorer._controls["M"].value = 1
+    assert "16,384 columns; expected at most 8,192 here. Try block M = 2" in explorer.page
+    explorer.close()
     with pytest.raises(CheckpointValueError, match=r"8,000 steps.*Try budget=8"):
         sequence_view(8000, 1, CacheGeometry(64, 64, 16, 64))
-    sequence_view(8000, 8192, CacheGeometry(8, 8, 8, 8))  # what it said to try
+    sequence_view(9000, 8192, CacheGeometry(2, 2, 2, 2))  # what it said to try
 
 
 def test_frames_that_nobody_sees_are_no_limit() -> None:
