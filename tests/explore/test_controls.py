@@ -1,13 +1,18 @@
 """Controls: typed as well as slid, never blank, never cut off, and closed to the last one."""
 
+import gc
+import sys
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
+import matplotlib.pyplot as plt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ipywidgets import Dropdown, IntSlider
 from ipywidgets.widgets import widget as registry
+from matplotlib.figure import Figure
 
 from mambackpt.draw.sheet import text_width
 from mambackpt.errors import CheckpointValueError
@@ -187,25 +192,27 @@ MAKERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_closed_explorer_leaves_no_widget_and_no_figure(kind: str) -> None:
-    import gc
+def test_a_closed_explorer_leaves_no_widget_and_no_figure(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: WeakSet[Figure] = WeakSet()
 
-    import matplotlib.pyplot as plt
-    from matplotlib.figure import Figure
+    def recorded(*arguments: Any, **keywords: Any) -> Figure:
+        figure = Figure(*arguments, **keywords)
+        made.add(figure)
+        return figure
 
-    def figures() -> int:
-        gc.collect()
-        return sum(type(thing) is Figure for thing in gc.get_objects())
-
-    MAKERS[kind]().close()  # what is made once and kept
-    widgets, before, opened = set(registry._instances), figures(), plt.get_fignums()
+    monkeypatch.setattr(sys.modules["mambackpt.draw.sheet"], "Figure", recorded)
+    widgets, opened = set(registry._instances), plt.get_fignums()
     explorer = MAKERS[kind]()
     assert set(registry._instances) > widgets
+    assert len(made) == 1
     explorer.close()
     explorer.close()
     assert set(registry._instances) == widgets
     del explorer
-    assert figures() == before
+    gc.collect()
+    assert len(made) == 0
     assert plt.get_fignums() == opened
 
 
