@@ -221,10 +221,13 @@ def explore_views(view: Callable[..., View], **controls: Widget) -> Explorer:
     ``view`` raises for the first values; otherwise as `explore`.
     """
     view(**{name: control.value for name, control in controls.items()})
-    return _explorer(view, controls, Habits())
+    return explore_knobs_of(view, controls, Habits())
 
 
-def _explorer(view: Callable[..., View], controls: dict[str, Widget], habits: Habits) -> Explorer:
+def explore_knobs_of(
+    view: Callable[..., View], controls: dict[str, Widget], habits: Habits
+) -> Explorer:
+    """Return an explorer of lanes with habits of its own; one figure shows all its views."""
     screens: list[Screen] = []
 
     @wraps(view)
@@ -328,7 +331,7 @@ def _explore_knobs(
         code=lambda values: Code(command_line(name, knobs, values), python(values)),
         labels=labels_of(knobs, {**_PARAMETERS, **parameters}),
     )
-    return _explorer(view, knob_widgets(knobs), habits)
+    return explore_knobs_of(view, knob_widgets(knobs), habits)
 
 
 def explore_placement(

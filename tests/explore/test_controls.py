@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from mambackpt.draw.sheet import text_width
 from mambackpt.errors import CheckpointValueError
+from mambackpt.explore.branches import branches_knobs, explore_branches
 from mambackpt.explore.capacity import capacity_knobs, explore_capacity
 from mambackpt.explore.controls import LABEL_EM, Knob, Number, close, follow
 from mambackpt.explore.engine import engine_knobs, explore_engine
@@ -32,6 +33,7 @@ KNOBS: dict[str, dict[str, Knob]] = {
     "engine": engine_knobs(),
     "export": export_knobs(),
     "capacity": capacity_knobs(),
+    "branches": branches_knobs(),
 }
 
 
@@ -188,6 +190,7 @@ MAKERS: dict[str, Any] = {
     "engine": explore_engine,
     "export": explore_export,
     "capacity": explore_capacity,
+    "branches": explore_branches,
 }
 
 

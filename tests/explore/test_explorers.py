@@ -14,6 +14,7 @@ from mambackpt.draw.show import figure_png
 from mambackpt.engine import Request, Settings, simulate
 from mambackpt.engine.events import Hit
 from mambackpt.errors import CheckpointValueError
+from mambackpt.explore.branches import branches_view
 from mambackpt.explore.lanes import (
     Screen,
     View,
@@ -137,6 +138,35 @@ def test_a_sequence_view_says_what_the_second_prompt_computes(
     hit = max([e.position for e in run.events if isinstance(e, Hit)], default=0)
     assert f"computes {prompt - hit:,}:" in view.finding
     assert view.lanes[0].seq_len == view.lanes[1].seq_len == prompt
+
+
+@pytest.mark.parametrize(
+    ("shared", "length", "third", "variant", "keys", "restores"),
+    [
+        (139, 400, 130, "vllm-0.33", 1, 1),
+        (139, 400, 127, "vllm-0.33", 1, 0),
+        (139, 400, 130, "keep-the-stop", 0, 0),
+        (128, 400, 130, "vllm-0.33", 1, 1),
+        (127, 400, 130, "vllm-0.33", 0, 0),
+    ],
+)
+def test_a_view_of_branches_counts_what_the_run_broke(
+    shared: int, length: int, third: int, variant: str, keys: int, restores: int
+) -> None:
+    """S03: what B and C share with A decides whether a key is wrong, and who restores it."""
+    view = branches_view(shared, length, third, variant=variant)
+    wrong = {c.held for lane in view.lanes for c in lane.columns if not c.right}
+    assert bool(wrong) == bool(keys)
+    said = re.findall(r"\b\d+(?= keys? lead| requests? resume)", view.finding)
+    assert [int(number) for number in said] == ([keys, restores] if keys else [])
+    assert [lane.label for lane in view.lanes] == ["A", "B", "C"]
+
+
+def test_a_share_that_is_not_there_is_refused() -> None:
+    with pytest.raises(CheckpointValueError, match=r"shared is 142 and A has 141.*Try 141"):
+        branches_view(142, 400, 130)
+    with pytest.raises(CheckpointValueError, match=r"length is 100 and shared is 139"):
+        branches_view(139, 100, 130)
 
 
 def test_a_query_must_have_a_token_to_compute() -> None:
