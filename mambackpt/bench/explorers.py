@@ -55,6 +55,7 @@ MOVES = (
     Move("sequence", "M", "explore_sequence()", "range(1552, 9000, 16)"),
     Move("replay", "rule", "explore_replay()", _RULES),
     Move("replay", "pool", "explore_replay()", _POOLS),
+    Move("branches", "length", "explore_branches()", "range(142, 500)"),
     Move("engine", "step", _STORY, "range(2, 35)"),
     Move("export", "program", "explore_export()", "range(1, 64)"),
     Move("capacity", "pool", "explore_capacity()", "range(21, 99)"),

@@ -1,5 +1,6 @@
 """What happens if I move this? Explorers for a notebook, and their views without one."""
 
+from mambackpt.explore.branches import branches_view, explore_branches
 from mambackpt.explore.capacity import CapacityView, capacity_view, explore_capacity
 from mambackpt.explore.engine import (
     STORIES,
@@ -33,9 +34,11 @@ __all__ = [
     "ReplayView",
     "Story",
     "View",
+    "branches_view",
     "capacity_view",
     "engine_view",
     "explore",
+    "explore_branches",
     "explore_capacity",
     "explore_engine",
     "explore_export",

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from mambackpt.cli import table, whole_number
 from mambackpt.draw import Drawing
 from mambackpt.errors import CheckpointError, checked_choice
+from mambackpt.explore.branches import branched, branches_knobs
 from mambackpt.explore.capacity import capacity_knobs, held
 from mambackpt.explore.controls import Knob
 from mambackpt.explore.engine import engine_knobs, stepped
@@ -53,6 +54,9 @@ def _kinds(trace: str) -> Mapping[str, Callable[[], Kind]]:
         ),
         "sequence": lambda: Kind("a prompt that is sent twice", sequence_knobs(), sequenced),
         "replay": replays,
+        "branches": lambda: Kind(
+            "three requests that branch, and whose state each restores", branches_knobs(), branched
+        ),
         "engine": lambda: Kind("a step of a simulated engine", engine_knobs(), stepped),
         "export": lambda: Kind(
             "which program of an export touches which bytes", export_knobs(), exported

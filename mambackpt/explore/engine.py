@@ -63,6 +63,7 @@ from mambackpt.figures import puzzle_requests
 
 _GROUP = 1  # the recurrent group that is drawn; the others of a story move alike
 _MOST_LANES, _MOST_BLOCKS, _PER_ROW = 3, 21, 7
+_MOST_NAMED = 4  # columns whose blocks a lane names
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +209,12 @@ def _lane_of(row: TableRow, events: Sequence[Event], block: int, prompt: int) ->
             marks.append(Mark(event.position, "hit" if right else "error", at))
         elif isinstance(event, Written) and event.group == _GROUP and event.position < row.computed:
             marks.append(Mark(event.position, "checkpoint", event.column))
+    held = [f"{cell.column} is block {cell.block}" for cell in row.cells]
+    more = "... " if len(held) > _MOST_NAMED else ""
+    caption = f"Column {more}{', '.join(held[-_MOST_NAMED:])}." if held else ""
+    total = max(prompt, row.computed)
     return Lane(
-        row.request, block, start, ends, tuple(columns), tuple(marks), max(prompt, row.computed)
+        row.request, block, start, ends, tuple(columns), tuple(marks), total, caption=caption
     )
 
 
@@ -341,11 +346,11 @@ class EngineScreen:
         with style():
             self.figure, [top, bottom] = sheet(
                 "\n",
-                [lanes_height(lanes), 4.7 * rows],
+                [lanes_height(lanes, caption_lines=1), 4.7 * rows],
                 left=left_margin(["preempted", *(lane.label for lane in view.lanes)]),
                 gap=4.6,
             )
-            self._lanes = Lanes(top)
+            self._lanes = Lanes(top, caption_lines=1)
             self._pool = _Pool(bottom, rows)
 
     def fits(self, view: EngineView) -> bool:

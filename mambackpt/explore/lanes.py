@@ -30,8 +30,8 @@ from mambackpt.explore.words import command_line
 from mambackpt.geometry import CacheGeometry
 from mambackpt.planner import Decision, Reason, explain
 
-# What a view draws and runs through at once; more would keep a reader waiting for a grey smear.
-MOST_COLUMNS, MOST_STEPS = 1024, 1024
+# What a view draws and runs through at once, in a tenth of a second; more would freeze the page.
+MOST_COLUMNS, MOST_STEPS = 8192, 1024
 _USUAL = CacheGeometry(1536, 1536, 16, 1536)
 
 
@@ -125,7 +125,7 @@ def sequence_view(prompt: int, budget: int, geometry: CacheGeometry) -> View:
     A second prompt of 8,000 tokens computes 320: it resumes from the state saved after 7,680.
 
     Tokens of the prompt, and of one step at most. Raises as `mambackpt.engine.simulate`, and for
-    more than 1,024 columns or steps.
+    more than 8,192 columns or 1,024 steps.
     """
     tokens = range(checked_int("prompt", prompt))
     checked_int("budget", budget)
@@ -221,10 +221,13 @@ def explore_views(view: Callable[..., View], **controls: Widget) -> Explorer:
     ``view`` raises for the first values; otherwise as `explore`.
     """
     view(**{name: control.value for name, control in controls.items()})
-    return _explorer(view, controls, Habits())
+    return explore_knobs_of(view, controls, Habits())
 
 
-def _explorer(view: Callable[..., View], controls: dict[str, Widget], habits: Habits) -> Explorer:
+def explore_knobs_of(
+    view: Callable[..., View], controls: dict[str, Widget], habits: Habits
+) -> Explorer:
+    """Return an explorer of lanes with habits of its own; one figure shows all its views."""
     screens: list[Screen] = []
 
     @wraps(view)
@@ -328,7 +331,7 @@ def _explore_knobs(
         code=lambda values: Code(command_line(name, knobs, values), python(values)),
         labels=labels_of(knobs, {**_PARAMETERS, **parameters}),
     )
-    return _explorer(view, knob_widgets(knobs), habits)
+    return explore_knobs_of(view, knob_widgets(knobs), habits)
 
 
 def explore_placement(

@@ -11,6 +11,7 @@ from ipywidgets.widgets import widget as registry
 
 from mambackpt.__main__ import main
 from mambackpt.errors import CheckpointValueError
+from mambackpt.explore.branches import explore_branches
 from mambackpt.explore.capacity import explore_capacity
 from mambackpt.explore.command import VIEWS
 from mambackpt.explore.engine import explore_engine
@@ -31,6 +32,7 @@ MOVED: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         [{"rule": "last+interval(4096)", "pool": 0}, {"block": 1024, "pool": -1, "budget": 4096}],
     ),
     "engine": (explore_engine, [{"step": 4}, {"story": "released-fault", "variant": "vllm-0.29"}]),
+    "branches": (explore_branches, [{"third": 127}, {"shared": 100, "variant": "vllm-0.29"}]),
     "capacity": (explore_capacity, [{}, {"model": "kimi-k3", "pool": 320, "tokens": 131_072}]),
     "export": (explore_export, [{}, {"buffer": "recurrent_state", "state": "bfloat16", "row": 2}]),
 }

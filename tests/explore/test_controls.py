@@ -1,22 +1,29 @@
 """Controls: typed as well as slid, never blank, never cut off, and closed to the last one."""
 
+import gc
+import sys
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
+import matplotlib.pyplot as plt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ipywidgets import Dropdown
+from ipywidgets import Dropdown, IntSlider
 from ipywidgets.widgets import widget as registry
+from matplotlib.figure import Figure
 
 from mambackpt.draw.sheet import text_width
+from mambackpt.errors import CheckpointValueError
+from mambackpt.explore.branches import branches_knobs, explore_branches
 from mambackpt.explore.capacity import capacity_knobs, explore_capacity
 from mambackpt.explore.controls import LABEL_EM, Knob, Number, close, follow
 from mambackpt.explore.engine import engine_knobs, explore_engine
 from mambackpt.explore.exports import explore_export, export_knobs
 from mambackpt.explore.lanes import explore_placement, placement_knobs, sequence_knobs
 from mambackpt.explore.replays import explore_replay, replay_knobs
-from mambackpt.explore.widgets import _USERS
+from mambackpt.explore.widgets import _BUSY, _LOOKS, _USERS, Explorer, explore
 from mambackpt.replay.generators import generate_documents
 
 KNOBS: dict[str, dict[str, Knob]] = {
@@ -26,6 +33,7 @@ KNOBS: dict[str, dict[str, Knob]] = {
     "engine": engine_knobs(),
     "export": export_knobs(),
     "capacity": capacity_knobs(),
+    "branches": branches_knobs(),
 }
 
 
@@ -151,35 +159,63 @@ def test_a_block_takes_its_equals_along_in_one_redraw() -> None:
     explorer.close()
 
 
+def test_a_view_is_marked_as_old_while_the_next_is_computed_and_only_then() -> None:
+    """What the mark looks like, and that it waits for 150 ms, is the style sheet's."""
+    marked: list[bool] = []
+    explorers: list[Explorer] = []
+
+    def show(tokens: int) -> str:
+        marked.extend(_BUSY in explorer._frame._dom_classes for explorer in explorers)
+        if tokens == 9:
+            raise CheckpointValueError("tokens is 9; expected less. Try 8.")
+        return f"{1 // (tokens - 7)} tokens"
+
+    slider = IntSlider(value=8, min=1, max=20)
+    explorers.append(explore(show, tokens=slider))
+    for value in (10, 9):
+        slider.value = value
+        assert _BUSY not in explorers[0]._frame._dom_classes
+    with pytest.raises(ZeroDivisionError):
+        slider.value = 7
+    assert _BUSY not in explorers[0]._frame._dom_classes
+    assert "The view failed: ZeroDivisionError" in explorers[0].page, "no old picture stays"
+    assert marked == [True] * 3
+    assert "1ms 150ms forwards" in _LOOKS
+    explorers[0].close()
+
+
 MAKERS: dict[str, Any] = {
     "placement": explore_placement,
     "replay": lambda: explore_replay(generate_documents(50)),
     "engine": explore_engine,
     "export": explore_export,
     "capacity": explore_capacity,
+    "branches": explore_branches,
 }
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_closed_explorer_leaves_no_widget_and_no_figure(kind: str) -> None:
-    import gc
+def test_a_closed_explorer_leaves_no_widget_and_no_figure(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: WeakSet[Figure] = WeakSet()
 
-    import matplotlib.pyplot as plt
-    from matplotlib.figure import Figure
+    def recorded(*arguments: Any, **keywords: Any) -> Figure:
+        figure = Figure(*arguments, **keywords)
+        made.add(figure)
+        return figure
 
-    def figures() -> int:
-        gc.collect()
-        return sum(type(thing) is Figure for thing in gc.get_objects())
-
-    MAKERS[kind]().close()  # what is made once and kept
-    widgets, before, opened = set(registry._instances), figures(), plt.get_fignums()
+    monkeypatch.setattr(sys.modules["mambackpt.draw.sheet"], "Figure", recorded)
+    widgets, opened = set(registry._instances), plt.get_fignums()
     explorer = MAKERS[kind]()
     assert set(registry._instances) > widgets
+    assert len(made) == 1
     explorer.close()
     explorer.close()
     assert set(registry._instances) == widgets
     del explorer
-    assert figures() == before
+    gc.collect()
+    assert len(made) == 0
     assert plt.get_fignums() == opened
 
 

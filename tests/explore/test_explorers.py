@@ -14,6 +14,7 @@ from mambackpt.draw.show import figure_png
 from mambackpt.engine import Request, Settings, simulate
 from mambackpt.engine.events import Hit
 from mambackpt.errors import CheckpointValueError
+from mambackpt.explore.branches import branches_view
 from mambackpt.explore.lanes import (
     Screen,
     View,
@@ -139,6 +140,35 @@ def test_a_sequence_view_says_what_the_second_prompt_computes(
     assert view.lanes[0].seq_len == view.lanes[1].seq_len == prompt
 
 
+@pytest.mark.parametrize(
+    ("shared", "length", "third", "variant", "keys", "restores"),
+    [
+        (139, 400, 130, "vllm-0.33", 1, 1),
+        (139, 400, 127, "vllm-0.33", 1, 0),
+        (139, 400, 130, "keep-the-stop", 0, 0),
+        (128, 400, 130, "vllm-0.33", 1, 1),
+        (127, 400, 130, "vllm-0.33", 0, 0),
+    ],
+)
+def test_a_view_of_branches_counts_what_the_run_broke(
+    shared: int, length: int, third: int, variant: str, keys: int, restores: int
+) -> None:
+    """S03: what B and C share with A decides whether a key is wrong, and who restores it."""
+    view = branches_view(shared, length, third, variant=variant)
+    wrong = {c.held for lane in view.lanes for c in lane.columns if not c.right}
+    assert bool(wrong) == bool(keys)
+    said = re.findall(r"\b\d+(?= keys? lead| requests? resume)", view.finding)
+    assert [int(number) for number in said] == ([keys, restores] if keys else [])
+    assert [lane.label for lane in view.lanes] == ["A", "B", "C"]
+
+
+def test_a_share_that_is_not_there_is_refused() -> None:
+    with pytest.raises(CheckpointValueError, match=r"shared is 142 and A has 141.*Try 141"):
+        branches_view(142, 400, 130)
+    with pytest.raises(CheckpointValueError, match=r"length is 100 and shared is 139"):
+        branches_view(139, 100, 130)
+
+
 def test_a_query_must_have_a_token_to_compute() -> None:
     with pytest.raises(CheckpointValueError, match=r"9,000.*8,000.*Try 7,999 or less"):
         placement_view(8000, 9000, PLAIN)
@@ -238,7 +268,6 @@ def test_a_page_is_a_pure_function_of_the_controls() -> None:
         ("M", -1, "block M is -1"),
         ("H", 100, "block M is 1536 and hash unit H is 100; expected block M to be a multiple"),
         ("U", 1000, "hit alignment U is 1000 and hash unit H is 1536"),
-        ("M", 1, "8,000 tokens in blocks of 1 have 8,000 columns; expected at most 1,024 here"),
         ("start", 9000, "expected at least one token to compute"),
     ],
 )
@@ -367,13 +396,17 @@ def test_an_empty_view_is_a_picture_too() -> None:
 def test_more_columns_than_can_be_read_are_refused_at_once() -> None:
     """M = H = U = 1 froze the page for 20 s."""
     ones = CacheGeometry(1, 1, 1, 1)
-    for view in (sequence_view(1000, 8192, ones), placement_view(1024, 0, ones)):
-        assert "999" in view.finding or "1023" in view.finding
-    with pytest.raises(CheckpointValueError, match=r"8,000 columns.*1,024.*Try mamba_block_size=8"):
-        sequence_view(8000, 8192, ones)
+    for view in (sequence_view(1000, 8192, ones), placement_view(8192, 0, ones)):
+        assert "999" in view.finding or "8191" in view.finding
+    with pytest.raises(CheckpointValueError, match=r"9,000 columns.*8,192.*Try mamba_block_size=2"):
+        sequence_view(9000, 8192, ones)
+    explorer = explore_placement(16384, geometry=CacheGeometry(16, 16, 16, 16))
+    explorer._controls["M"].value = 1
+    assert "16,384 columns; expected at most 8,192 here. Try block M = 2" in explorer.page
+    explorer.close()
     with pytest.raises(CheckpointValueError, match=r"8,000 steps.*Try budget=8"):
         sequence_view(8000, 1, CacheGeometry(64, 64, 16, 64))
-    sequence_view(8000, 8192, CacheGeometry(8, 8, 8, 8))  # what it said to try
+    sequence_view(9000, 8192, CacheGeometry(2, 2, 2, 2))  # what it said to try
 
 
 def test_frames_that_nobody_sees_are_no_limit() -> None:
