@@ -21,8 +21,31 @@ from matplotlib.animation import FuncAnimation, HTMLWriter
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-from mambackpt.draw.lanes import Column, Lane, Lanes, Mark, Role, draw_lanes, lanes_height
-from mambackpt.draw.sheet import Drawing, left_margin, sheet, style
+from mambackpt.draw.lanes import (
+    Column,
+    Lane,
+    Lanes,
+    Mark,
+    Role,
+    draw_lanes,
+    draw_legend,
+    lanes_height,
+    legend_of,
+    legend_rows,
+)
+from mambackpt.draw.sheet import (
+    Drawing,
+    Pages,
+    foot_axes,
+    left_margin,
+    medium_width,
+    note_height,
+    page_head,
+    page_slices,
+    sheet,
+    style,
+    wrap,
+)
 from mambackpt.draw.show import figure_png
 from mambackpt.engine import (
     Allocated,
@@ -265,7 +288,7 @@ class _Query:
 def _column(cell: Cell, keys: Sequence[int], held: int | None, head: int) -> Column:
     """What a drawn column shows of a cell of the engine's row."""
     role: Role = "previous"
-    if cell.role in ("running", "checkpoint", "speculative"):
+    if cell.role in ("running", "checkpoint", "speculative", "copy"):
         role = cast(Role, cell.role)
     right = cell.right or not keys
     if role == "running" and held == cell.held is not None:
@@ -305,10 +328,47 @@ def filmstrip(
     keys = _key_frames(frames, panels=panels)
     lanes = [replace(frames[at].captioned, label=f"frame {at + 1}") for at in keys]
     with nullcontext() if medium is None else style(medium):
-        height = lanes_height(len(keys), caption_lines=_CAPTION_LINES)
-        figure, [ax] = sheet(finding, [height], left=left_margin(["frame 00"]))
-        draw_lanes(ax, lanes, caption_lines=_CAPTION_LINES, width=_width(frames))
-    return Drawing(figure, finding, " ".join(frames[at].sentence for at in keys))
+        pages = draw_strip(finding, lanes, width=_width(frames))
+    return pages.drawing(finding, " ".join(frames[at].sentence for at in keys))
+
+
+def draw_strip(
+    finding: str,
+    lanes: Sequence[Lane],
+    *,
+    width: int | None = None,
+    notes: float = 0.0,
+    note: str = "",
+) -> Pages:
+    """Return sheets of captioned lanes with one legend below, as many as the medium needs.
+
+    >>> frames = sequence_frames(100, CacheGeometry(16, 64, 16, 16))
+    >>> with style("slide"):
+    ...     len(draw_strip("A hit.", [frame.captioned for frame in frames]).figures)
+    4
+
+    ``width`` in tokens fixes the scale of all of them; ``notes`` is the width in em for the lanes'
+    own notes, ``note`` stands on every page. Call it inside `style`.
+    """
+    left = left_margin(lane.label for lane in lanes)
+    kinds = legend_of(lanes)
+    room = medium_width() - left - 1 - notes
+    legend = 1.4 * len(legend_rows(kinds, medium_width() - 1.6)) + 0.2 if kinds else 0.0
+    lines = [wrap(lane.caption, room).count("\n") + 1 if lane.caption else 0 for lane in lanes]
+    heights = [lanes_height(1, caption_lines=[line]) for line in lines]
+    width = max(lane.width for lane in lanes) if width is None else width
+    gap = 3.8 + legend
+    slices = page_slices(finding, heights, beside=gap + note_height(note))
+    figures, axes = [], []
+    for number, rows in enumerate(slices):
+        head = page_head(finding, number, len(slices))
+        figure, [ax] = sheet(head, [sum(heights[rows])], left=left, gap=gap, note=note)
+        draw_lanes(ax, lanes[rows], notes=notes, caption_lines=lines[rows], width=width)
+        if kinds:
+            draw_legend(foot_axes(figure, legend, note), legend_of(lanes[rows]))
+        figures.append(figure)
+        axes.append(ax)
+    return Pages(tuple(figures), tuple(axes))
 
 
 class SequenceAnimation(FuncAnimation):

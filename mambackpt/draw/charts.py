@@ -2,20 +2,25 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise, product
+from itertools import accumulate, pairwise
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.transforms import offset_copy
 
 from mambackpt.draw.sheet import (
     CHUNKS,
     GREY,
     INK,
+    PALE,
     STATE,
     em_wide,
+    is_slide,
     numeral,
     text_width,
     tint,
@@ -32,6 +37,7 @@ def draw_bars(
     words: Sequence[str] | None = None,
     highlight: Sequence[int] = (),
     bands: Sequence[tuple[float, float]] = (),
+    ticks: int = 5,
 ) -> Axes:
     """Draw one horizontal bar per label, from 0, with its value beside it, and return the Axes.
 
@@ -41,9 +47,9 @@ def draw_bars(
     ...     ax = draw_bars(ax, ["A", "B"], [528, 1056], unit="tokens", highlight=[1])
 
     ``words`` replaces the values as text; ``highlight`` gives rows that the finding is about the
-    state's colour and an edge; ``bands`` draws a line from low to high per bar. The values are in
-    ``unit``, which becomes the axis label. Raises CheckpointValueError for values that are negative
-    or whose number is not that of the labels.
+    state's colour and an edge; ``bands`` draws a line from low to high per bar; the axis has about
+    so many ``ticks``. The values are in ``unit``, which becomes the axis label. Raises
+    CheckpointValueError for values that are negative or whose number is not that of the labels.
     """
     if len(labels) != len(values) or any(value < 0 for value in values):
         raise CheckpointValueError(
@@ -70,8 +76,7 @@ def draw_bars(
     ax.set_yticks(range(len(labels)), labels)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-    ticks = [tick for tick in MaxNLocator(5).tick_values(0, longest) if 0 <= tick <= longest]
-    ax.set_xticks(ticks)
+    ax.set_xticks([t for t in MaxNLocator(ticks).tick_values(0, longest) if 0 <= t <= longest])
     ax.spines["bottom"].set_bounds(0, longest)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
     ax.set_xlabel(unit)
@@ -88,8 +93,8 @@ def describe_bars(labels: Sequence[str], words: Sequence[str]) -> str:
 
 
 def bars_height(rows: int) -> float:
-    """Return the height of so many bars in em."""
-    return 1.9 * rows
+    """Return the height of so many bars in em; a slide has them closer."""
+    return (1.7 if is_slide() else 1.9) * rows
 
 
 def draw_timings(
@@ -154,16 +159,19 @@ def draw_curves(
     ...                      x_label="block (tokens)", y_label="reused (%)")
 
     ``highlight`` maps the names that the finding is about to a colour; the others are grey. Every
-    curve has markers of its own. Leave a right margin for the labels. Raises CheckpointValueError
-    without curves.
+    curve has markers of its own, which its label carries. Curves that lie on each other are named
+    once, together, with "=" where they are equal and "≈" where they cannot be told apart. The axes
+    keep the limits that they then have; leave a right margin for the labels. Raises
+    CheckpointValueError without curves.
     """
     if not curves:
         raise CheckpointValueError(
             "curves is empty; expected at least one. Try a mapping of names to (x, y)."
         )
     chosen = highlight or {}
+    lines = {}
     for number, (name, (x, y)) in enumerate(curves.items()):
-        ax.plot(
+        [lines[name]] = ax.plot(
             x, y, marker=_SHAPES[number % len(_SHAPES)], color=chosen.get(name, GREY),
             mfc=chosen.get(name, "white"), label=name, zorder=3 if name in chosen else 2,
         )  # fmt: skip
@@ -176,7 +184,9 @@ def draw_curves(
         ax.set_ylim(bottom=0)
     ax.set_xlabel(x_label)
     ax.set_ylabel(y_label)
-    _label_ends(ax, {name: (x[-1], y[-1]) for name, (x, y) in curves.items()})
+    # From here on the limits stay: the labels are placed for them.
+    ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())
+    name_lines(ax, _coinciding(ax, lines))
     return ax
 
 
@@ -194,7 +204,13 @@ def describe_curves(
     return "; ".join(f"{name} {said}" for name, said in values.items())
 
 
-def fit_y(ax: Axes, rows: Iterable[Sequence[float]], *, least: float | None = None) -> None:
+def fit_y(
+    ax: Axes,
+    rows: Iterable[Sequence[float]],
+    *,
+    least: float | None = None,
+    headroom: float = 0.2,
+) -> None:
     """Scale the y axis to whole ticks around these values, with room above for names of curves.
 
     >>> from mambackpt.draw import sheet, style
@@ -203,133 +219,149 @@ def fit_y(ax: Axes, rows: Iterable[Sequence[float]], *, least: float | None = No
     ...     fit_y(ax, [[3, 17], [9, 12]], least=0)
     >>> [float(end) for end in ax.get_ylim()]
     [0.0, 25.0]
+
+    ``headroom`` is that room, as a share of the values' range. A marker on the uppermost tick is
+    not cut.
     """
     values = [value for row in rows for value in row]
     low = min(values) if least is None else least
-    top = max(values) + 0.2 * (max(values) - low)
+    top = max(values) + headroom * (max(values) - low)
     ticks = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, top)
-    ax.set_ylim(ticks[0], ticks[-1])
+    spare = 0.04 * (ticks[-1] - ticks[0]) * (max(values) >= ticks[-1])
+    ax.set_ylim(ticks[0], ticks[-1] + spare)
     ax.set_yticks(ticks)
 
 
-def _label_ends(ax: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
-    """Name each curve to the right of its end, moved apart so that no two names overlap."""
+def _coinciding(ax: Axes, lines: Mapping[str, Line2D]) -> dict[str, Line2D]:
+    """The lines by name; those that lie on each other under one name, with one marker."""
     em = float(mpl.rcParams["font.size"])
-    points = {name: ax.transData.transform(end) * 72 / ax.figure.dpi for name, end in ends.items()}
-    ordered = sorted(points, key=lambda name: float(points[name][1]))
-    heights: list[float] = []
-    for name in ordered:
-        lowest = heights[-1] + 1.3 * em if heights else -math.inf
-        heights.append(max(float(points[name][1]), lowest))
-    middle = sum(heights) / len(heights) - sum(float(points[n][1]) for n in ordered) / len(heights)
-    right = max(float(point[0]) for point in points.values())
-    for name, height in zip(ordered, heights, strict=True):
-        x, y = (float(part) for part in points[name])
-        offset = (right - x + 0.8 * em, height - middle - y)
-        ax.annotate(name, ends[name], offset, textcoords="offset points", va="center")
+    paths = {
+        name: ax.transData.transform(_path(line)) * 72 / ax.figure.dpi
+        for name, line in lines.items()
+    }
+    groups: list[list[str]] = []
+    for name, path in paths.items():
+        for group in groups:
+            other = paths[group[0]]
+            near = float(mpl.rcParams["lines.linewidth"]) / 2
+            if path.shape == other.shape and np.abs(path - other).max() <= near:
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    room = (1 - ax.get_position().x1) * figure.get_figwidth() * 72 / em - 2
+    named = {}
+    for group in groups:
+        top = max((lines[name] for name in group), key=lambda line: line.get_zorder())
+        words = group[0]
+        for name in group:
+            lines[name].set(marker=top.get_marker(), markerfacecolor=top.get_markerfacecolor())
+        for name in group[1:]:
+            same = np.array_equal(_path(lines[name]), _path(lines[group[0]]))
+            sign = "=" if same else "\N{ALMOST EQUAL TO}"
+            fits = "\n" not in words + name and text_width(f"{words} {sign} {name}") <= room
+            words += f"{' ' if fits else chr(10)}{sign} {name}"
+        named[words] = top
+    return named
 
 
-def name_ends(ax: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
-    """Name each curve to the right of its own end; a name moves least, where two would meet.
+def _path(line: Line2D) -> Any:
+    """The points of a line, in data."""
+    return np.asarray(line.get_xydata())
+
+
+def name_lines(ax: Axes, lines: Mapping[str, Line2D]) -> None:
+    """Name each line to the right of its end, beside its mark; names that would touch move apart.
 
     >>> from mambackpt.draw import sheet, style
     >>> with style():
     ...     _, [ax] = sheet("2 are near.", [10], right=5)
-    ...     name_ends(ax, {"A": (1, 0.5), "B": (1, 0.5), "C": (1, 0.9)})
+    ...     lines = {name: ax.plot([0, 1], [0, y])[0] for name, y in (("A", 0.5), ("B", 0.5))}
+    ...     name_lines(ax, lines)
     >>> sorted(filter(None, (text.get_text() for text in ax.texts)))
-    ['A', 'B', 'C']
+    ['A', 'B']
 
-    Names may have several lines. Call it when the axes have their limits. A name that had to move
-    has a leader to its end.
+    Names may have several lines. One that had to move is led to its line's end; the mark is the
+    line's marker, or a piece of a line without. Call it when the axes have their limits.
     """
     em = float(mpl.rcParams["font.size"])
-    scale = 72 / ax.figure.dpi
-    floor = float(ax.bbox.y0) * scale - 0.3 * em
-    ups = {name: float(ax.transData.transform(end)[1]) * scale for name, end in ends.items()}
-    tall = {name: 1.25 * em * (1 + name.count("\n")) for name in ends}
-    groups: list[list[str]] = []
-    for name in sorted(ups, key=ups.__getitem__):
-        groups.append([name])
-        while len(groups) > 1:
-            _, top = _span(groups[-2], ups, tall, floor)
-            bottom, _ = _span(groups[-1], ups, tall, floor)
-            if bottom >= top:
-                break
-            groups[-2:] = [groups[-2] + groups[-1]]
-    for group in groups:
-        low, _ = _span(group, ups, tall, floor)
-        for name in group:
-            moved = low + tall[name] / 2 - ups[name]
-            low += tall[name]
-            at, aside = ends[name], (1.4 * em, moved)
-            ax.annotate(name, at, aside, textcoords="offset points", va="center")
-            if abs(moved) > 2:  # a leader of its own: it is no part of the words
-                leader = {"arrowstyle": "-", "color": GREY, "shrinkA": 0.0, "shrinkB": 0.0}
-                ax.annotate(
-                    "", at, (1.2 * em, moved), textcoords="offset points", arrowprops=leader
-                )
+    ends = {name: _path(line)[-1] for name, line in lines.items()}
+    points = {name: ax.transData.transform(end) * 72 / ax.figure.dpi for name, end in ends.items()}
+    ordered = sorted(points, key=lambda name: float(points[name][1]))
+    box = np.asarray(ax.bbox.extents) * 72 / ax.figure.dpi
+    places = apart(
+        [float(points[name][1]) for name in ordered],
+        [1.25 * em * (name.count("\n") + 1) for name in ordered],
+        (float(box[1]), float(box[3])),
+    )
+    right = max(float(point[0]) for point in points.values())
+    for name, place in zip(ordered, places, strict=True):
+        x, y = (float(part) for part in points[name])
+        across, up = right - x + 0.9 * em, place - y
+        line, end = lines[name], ends[name]
+        if math.hypot(across - 0.9 * em, up) > 0.3 * em:
+            # From the line's marker to the label's.
+            shrink = 0.6 * float(line.get_markersize())
+            leader = {"arrowstyle": "-", "color": GREY, "shrinkA": shrink, "shrinkB": shrink}
+            leader |= {"linewidth": 0.4 * float(mpl.rcParams["lines.linewidth"])}
+            ax.annotate(
+                "",
+                (end[0], end[1]),
+                (across, up),
+                textcoords="offset points",
+                arrowprops=leader,
+                zorder=1,
+            )
+        _draw_mark(ax, line, (float(end[0]), float(end[1])), (across, up))
+        offset = (across + 0.8 * em, up)
+        at = (float(end[0]), float(end[1]))
+        ax.annotate(name, at, offset, textcoords="offset points", va="center")
 
 
-def _span(
-    group: Sequence[str], ups: Mapping[str, float], tall: Mapping[str, float], floor: float
-) -> tuple[float, float]:
-    """Bottom and top of names that stand on each other around the middle of their ends."""
-    middle = sum(ups[name] for name in group) / len(group)
-    height = sum(tall[name] for name in group)
-    low = max(middle - height / 2, floor)
-    return low, low + height
-
-
-def name_points(
-    ax: Axes, points: Mapping[str, tuple[float, float]], line: Sequence[tuple[float, float]]
+def _draw_mark(
+    ax: Axes, line: Line2D, end: tuple[float, float], offset: tuple[float, float]
 ) -> None:
-    """Name each point where the name meets no other and not the line; close points share names.
+    """The marker of a line, so many points from its end; a short piece of a line without one."""
+    transform = offset_copy(ax.transData, ax.get_figure(root=True), *offset, "points")
+    where: dict[str, Any] = {"transform": transform, "clip_on": False, "zorder": 4}
+    size, marker = float(line.get_markersize()), str(line.get_marker())
+    x, y = end
+    if marker in ("None", "none", ""):
+        em = float(mpl.rcParams["font.size"])
+        width, dash = float(line.get_linewidth()), line.get_linestyle()
+        where |= {"linestyles": [dash], "linewidths": width, "s": (1.2 * em) ** 2}
+        ax.scatter([x], [y], marker="_", color=line.get_color(), **where)
+        return
+    where |= {"color": line.get_color(), "facecolor": line.get_markerfacecolor()}
+    ax.scatter([x], [y], marker=marker, s=0.8 * size**2, **where)
 
-    >>> from mambackpt.draw import sheet, style
-    >>> with style():
-    ...     _, [ax] = sheet("Two points are one.", [10])
-    ...     name_points(ax, {"A": (0.5, 0.5), "B": (0.5, 0.5), "C": (0.1, 0.9)}, [])
-    >>> [text.get_text() for text in ax.texts]
-    ['A, B', 'C']
 
-    Call it when the axes have their limits. A marker that is the letter itself would hide another
-    at the same place.
+def apart(
+    wanted: Sequence[float], heights: Sequence[float], within: tuple[float, float]
+) -> list[float]:
+    """Return places as near to the wanted ones as labels of these heights allow, none overlapping.
+
+    >>> apart([1, 5, 5], [1, 1, 1], (0, 10))
+    [1.0, 4.5, 5.5]
+
+    Least squares: those that touch nobody stay, those that would touch share the way. ``wanted``
+    ascends; middles stay ``within`` these ends where there is room.
     """
-    em = float(ax.xaxis.label.get_fontsize())
-    scale = 72 / ax.figure.dpi / em
-
-    def place(point: tuple[float, float]) -> tuple[float, float]:
-        across, up = ax.transData.transform(point) * scale
-        return float(across), float(up)
-
-    groups: dict[tuple[float, float], list[str]] = {}
-    for name, point in points.items():
-        at = place(point)
-        close = (c for c in groups if max(abs(place(c)[0] - at[0]), abs(place(c)[1] - at[1])) < 0.4)
-        groups.setdefault(next(close, point), []).append(name)
-    taken = [(x - 0.4, y - 0.4, x + 0.4, y + 0.4) for x, y in map(place, groups)]
-    for (x, y), (right, top) in pairwise(map(place, line)):
-        parts = [number / 12 for number in range(13)]
-        path = [(x + part * (right - x), y + part * (top - y)) for part in parts]
-        taken += [(x - 0.1, y - 0.1, x + 0.1, y + 0.1) for x, y in path]
-    for point, names in groups.items():
-        words = ", ".join(names)
-        width, (x, y) = text_width(words) + 0.3, place(point)
-        spots = [
-            (x + (distance if side > 0 else -distance - width), y + up - 0.65)
-            for distance, side, up in product((0.6, 1.4), (1, -1), (0, 0.9, -0.9, 1.7, -1.7))
-        ]
-        boxes = [(left, bottom, left + width, bottom + 1.3) for left, bottom in spots]
-        box = min(boxes, key=lambda box: sum(_meet(box, other) for other in taken))
-        taken.append(box)
-        offset = ((box[0] - x) * em, ((box[1] + box[3]) / 2 - y) * em)
-        ax.annotate(words, point, offset, textcoords="offset points", va="center")
-
-
-def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """The area that two boxes share."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    return max(width, 0) * max(min(one[3], other[3]) - max(one[1], other[1]), 0)
+    steps = [0.0, *((one + other) / 2 for one, other in pairwise(heights))]
+    shifts = list(accumulate(steps))
+    # What is left is to find the nearest ascending numbers: pool neighbours that are out of order.
+    pools: list[tuple[float, int]] = []
+    for place, shift in zip(wanted, shifts, strict=True):
+        mean, size = place - shift, 1
+        while pools and pools[-1][0] > mean:
+            before, count = pools.pop()
+            mean, size = (before * count + mean * size) / (count + size), count + size
+        pools.append((mean, size))
+    low, high = within[0], within[1] - shifts[-1]
+    level = [max(min(mean, high), low) for mean, size in pools for _ in range(size)]
+    return [float(place + shift) for place, shift in zip(level, shifts, strict=True)]
 
 
 def draw_heatmap(
@@ -340,6 +372,7 @@ def draw_heatmap(
     columns: Sequence[str],
     limits: tuple[float, float],
     words: Sequence[Sequence[str]] | None = None,
+    colour: str | None = None,
 ) -> Axes:
     """Draw a table of numbers with their size as shade, and return the Axes.
 
@@ -351,18 +384,22 @@ def draw_heatmap(
     (0.0, 3.0)
 
     ``limits`` are the shades' ends, never taken from the first data, which may all be 0;
-    ``words`` replaces the numbers as text.
+    ``words`` replaces the numbers as text. Brighter is more, everywhere; ``colour`` shades from
+    white to one of the kit's instead: numbers of errors take the error's.
     """
     low, high = (float(limit) for limit in limits)
-    ax.imshow(np.asarray(values, float), vmin=low, vmax=high, cmap="cividis", aspect="auto")
+    shades: Any = "cividis"
+    if colour:
+        shades = LinearSegmentedColormap.from_list("shades", [(1.0, 1.0, 1.0), tint(colour, 0.6)])
+    ax.imshow(np.asarray(values, float), vmin=low, vmax=high, cmap=shades, aspect="auto")
     ax.set_xticks([at + 0.5 for at in range(len(columns) - 1)], minor=True)
     ax.set_yticks([at + 0.5 for at in range(len(rows) - 1)], minor=True)
-    ax.grid(which="minor", color="white", linewidth=1.5)
+    ax.grid(which="minor", color=PALE if colour else "white", linewidth=1.5)
     for row, line in enumerate(values):
         for at, value in enumerate(line):
             text = numeral(value) if words is None else words[row][at]
-            dark = (value - low) > 0.5 * (high - low)
-            ax.text(at, row, text, ha="center", va="center", color="black" if dark else "white")
+            bright = bool(colour) or (value - low) > 0.5 * (high - low)
+            ax.text(at, row, text, ha="center", va="center", color="black" if bright else "white")
     ax.set_xticks(range(len(columns)), columns)
     ax.set_yticks(range(len(rows)), rows)
     ax.tick_params(which="both", length=0)

@@ -6,8 +6,8 @@ artists that a redraw reuses. L, q, M, H as in the planner; c a column.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal, TypeAlias
+from itertools import accumulate, pairwise
+from typing import Literal, TypeAlias, cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -35,9 +35,9 @@ from mambackpt.draw.sheet import (
 from mambackpt.geometry import CacheGeometry
 from mambackpt.planner import Reason, explain
 
-Role: TypeAlias = Literal["null", "previous", "running", "checkpoint", "speculative"]
+Role: TypeAlias = Literal["null", "previous", "copy", "running", "checkpoint", "speculative"]
 _Kind: TypeAlias = Literal["state", "checkpoint", "declined", "hit", "error", "shared"]
-_Dash: TypeAlias = Literal["-", ":"]
+_Dash: TypeAlias = Literal["-", ":", "--"]
 # Each kind of mark has a shape of its own; hollow means that nothing was stored there.
 _MARKERS: dict[str, tuple[str, str, bool]] = {
     "state": ("o", STATE, True),
@@ -50,6 +50,7 @@ _MARKERS: dict[str, tuple[str, str, bool]] = {
 _EDGES = {
     "null": "#c4c4ca",
     "previous": STATE,
+    "copy": STATE,
     "running": STATE,
     "checkpoint": CHECKPOINT,
     "speculative": GREY,
@@ -62,13 +63,15 @@ class Column:
 
     ``held`` is the position whose state the block contains (None: nothing yet), ``key`` the
     position that a lookup finds it under. A column that is not ``right`` holds another state than
-    its place or key promises, and is drawn as an error.
+    its place or key promises, and is drawn as an error. ``block`` is its number in the pool, where
+    that is to be seen.
     """
 
     role: Role = "null"
     held: int | None = None
     key: int | None = None
     right: bool = True
+    block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,12 +325,17 @@ class Lanes:
     the block-table row below the tokens that its columns stand for, keys, and the caption. Where
     columns are too narrow for words, a line of words replaces the keys. ``notes`` is the width in
     em that stays free on the right for the lanes' notes, ``caption_lines`` the lines that a caption
-    may take; without ``keys`` their line is left out. Make it inside `style`; `update` needs no
-    context.
+    may take, or those of each lane; without ``keys`` their line is left out. Make it inside
+    `style`; `update` needs no context.
     """
 
     def __init__(
-        self, ax: Axes, *, notes: float = 0.0, caption_lines: int = 0, keys: bool = True
+        self,
+        ax: Axes,
+        *,
+        notes: float = 0.0,
+        caption_lines: int | Sequence[int] = 0,
+        keys: bool = True,
     ) -> None:
         self.ax = ax
         self._keys = keys
@@ -346,7 +354,10 @@ class Lanes:
         tokens = max([1, *(lane.width for lane in lanes)]) if width is None else width
         self._em = tokens / (whole - self._notes)  # tokens per em
         ax.set_xlim(0, whole * self._em)
-        rows = lanes_height(1, caption_lines=self._caption_lines, keys=self._keys)
+        below = self._caption_lines
+        lines = [below] * len(lanes) if isinstance(below, int) else [*below][: len(lanes)]
+        heights = [lanes_height(1, caption_lines=line, keys=self._keys) for line in lines]
+        tops = [0.0, *accumulate(heights)]
         words = (
             text_width(label) * self._em <= lane.block - 0.3 * self._em
             for lane in lanes
@@ -355,11 +366,11 @@ class Lanes:
         )
         self._words_fit = all(words)
         painter.begin()
-        for number, lane in enumerate(lanes):
-            self._draw(lane, rows * number, whole - self._notes)
+        for lane, top in zip(lanes, tops, strict=False):
+            self._draw(lane, top, whole - self._notes)
         painter.end()
-        ax.set_ylim(rows * max(1, len(lanes)), 0)
-        ax.set_yticks([rows * number + 3.3 for number in range(len(lanes))])
+        ax.set_ylim(tops[-1] or lanes_height(1, keys=self._keys), 0)
+        ax.set_yticks([top + 3.3 for top in tops[: len(lanes)]])
         ax.set_yticklabels([lane.label for lane in lanes], multialignment="right")
         ticks = MaxNLocator(7, integer=True).tick_values(0, tokens)
         spare = (1 - ax.get_position().x1) * whole / ax.get_position().width  # to the right, in em
@@ -375,11 +386,15 @@ class Lanes:
         self._draw_tokens(lane, top + 1.4)
         self._draw_columns(lane, top + 3.5, room)
         self._draw_marks(lane, top)
-        below = top + (6.4 if self._keys else 5.2)
+        below = top + (6.4 if self._keys and self._has_keys(lane) else 5.2)
         painter.text(0, below, wrap(lane.caption, room), "left", va="top")
         if lane.note:
             right = (room + 1) * em
             painter.text(right, top + 3.3, wrap(lane.note, self._notes - 1), "left")
+
+    def _has_keys(self, lane: Lane) -> bool:
+        """Whether something stands between a lane's columns and its caption."""
+        return not self._words_fit or any(map(_promise, lane.columns))
 
     def _draw_tokens(self, lane: Lane, top: float) -> None:
         painter, em, begin = self._painter, self._em, 0
@@ -422,7 +437,8 @@ class Lanes:
                 painter.text(middle, top + 2.15, _promise(column))
         if self._keys and not self._words_fit:
             shortened = _shorten(_describe_columns(lane.columns), room)
-            painter.text(0, top + 2.15, shortened, "left")
+            # A browser would make one space of four.
+            painter.text(0, top + 2.15, shortened.replace("    ", " · "), "left")
 
     def _draw_marks(self, lane: Lane, top: float) -> None:
         painter, em, M = self._painter, self._em, lane.block
@@ -448,7 +464,9 @@ class Lanes:
 
 def _role(number: int, column: Column) -> str:
     """The words in a column that is not null."""
-    return "" if column.role == "null" else f"{number} {column.role}"
+    if column.role == "null":
+        return ""
+    return f"{number} {column.role}" + ("" if column.block is None else f" #{column.block}")
 
 
 def _promise(column: Column) -> str:
@@ -469,6 +487,8 @@ def _look(column: Column) -> tuple[Colour, Colour, _Dash, str]:
     if not column.right:
         return tint(ERROR), ERROR, "-", "xxxx"
     dash: _Dash = "-" if column.held is not None or column.role == "null" else ":"
+    if column.role == "copy" and dash == "-":
+        dash = "--"
     if column.role == "checkpoint":
         return tint(CHECKPOINT), CHECKPOINT, dash, "////" if column.held is not None else ""
     face = tint(STATE, 0.45 if column.role == "running" else 0.2)
@@ -477,9 +497,10 @@ def _look(column: Column) -> tuple[Colour, Colour, _Dash, str]:
     return face, _EDGES[column.role], dash, ""
 
 
-def lanes_height(count: int, *, caption_lines: int = 0, keys: bool = True) -> float:
-    """Return the height of so many lanes in em."""
-    return count * ((6.9 if keys else 5.7) + 1.25 * caption_lines)
+def lanes_height(count: int, *, caption_lines: int | Sequence[int] = 0, keys: bool = True) -> float:
+    """Return the height of so many lanes in em; each is nearer to its caption than to the next."""
+    lines = [caption_lines] * count if isinstance(caption_lines, int) else caption_lines
+    return sum((6.9 if keys else 5.7) + 1.25 * line + 0.6 * (line > 0) for line in lines)
 
 
 def draw_lanes(
@@ -487,7 +508,7 @@ def draw_lanes(
     lanes: Sequence[Lane],
     *,
     notes: float = 0.0,
-    caption_lines: int = 0,
+    caption_lines: int | Sequence[int] = 0,
     keys: bool = True,
     width: int | None = None,
 ) -> Axes:
@@ -503,3 +524,77 @@ def draw_lanes(
     """
     drawn = Lanes(ax, notes=notes, caption_lines=caption_lines, keys=keys)
     return drawn.update(lanes, width=width)
+
+
+_LEGEND: dict[str, str] = {
+    "state": "state",
+    "checkpoint": "checkpoint",
+    "declined": "not saved",
+    "hit": "hit",
+    "error": "wrong state",
+    "shared": "end of the shared prefix",
+}
+_COLUMN_LEGEND = {
+    "reserved": (":", STATE, "reserved, still empty"),
+    "copy": ("--", STATE, "private copy"),
+}
+
+
+def legend_of(lanes: Sequence[Lane]) -> list[str]:
+    """Return which kinds of marks and columns of these lanes a legend has to name.
+
+    >>> legend_of([planned_lane(8000, 8000, CacheGeometry(1536, 1536, 16, 1536))])
+    ['checkpoint']
+    """
+    columns = [column for lane in lanes for column in lane.columns]
+    kinds: list[str] = [mark.kind for lane in lanes for mark in lane.marks]
+    kinds += ["error" for column in columns if not column.right]
+    kinds += ["copy" for column in columns if column.role == "copy"]
+    kinds += ["reserved" for c in columns if c.role != "null" and c.held is None]
+    return [kind for kind in (*_LEGEND, *_COLUMN_LEGEND) if kind in kinds]
+
+
+def legend_rows(kinds: Sequence[str], width: float) -> list[list[str]]:
+    """Return the kinds in as many rows of ``width`` em as they need."""
+    rows: list[list[str]] = [[]]
+    left = width
+    for kind in kinds:
+        need = 3.4 + text_width(_legend_words(kind))
+        if need > left and rows[-1]:
+            rows.append([])
+            left = width
+        rows[-1].append(kind)
+        left -= need
+    return rows
+
+
+def _legend_words(kind: str) -> str:
+    return _LEGEND[kind] if kind in _LEGEND else _COLUMN_LEGEND[kind][2]
+
+
+def draw_legend(ax: Axes, kinds: Sequence[str]) -> Axes:
+    """Draw a legend of marks and columns over the width of an Axes of its own, and return it.
+
+    >>> from mambackpt.draw import sheet, style
+    >>> with style():
+    ...     _, [_, ax] = sheet("Where it lands.", [lanes_height(1), 1.4])
+    ...     ax = draw_legend(ax, ["checkpoint", "reserved"])
+    """
+    painter = _Painter(ax)
+    width = em_wide(ax, painter.em)
+    rows = legend_rows(kinds, width)
+    ax.set_axis_off()
+    ax.set(xlim=(0, width), ylim=(1.4 * len(rows), 0))
+    for number, row in enumerate(rows):
+        x, y = 0.6, 1.4 * number + 0.7
+        for kind in row:
+            if kind in _LEGEND:
+                painter.mark(kind, x, y)
+            else:
+                dash, colour, _ = _COLUMN_LEGEND[kind]
+                painter.box(x - 0.4, y - 0.5, 1.4, 1.0, "white", colour, cast(_Dash, dash))
+            start = x + (0.8 if kind in _LEGEND else 1.5)
+            painter.text(start, y, _legend_words(kind), "left")
+            x = start + text_width(_legend_words(kind)) + 2
+    painter.end()
+    return ax

@@ -3,12 +3,17 @@
 import base64
 import html
 import io
+import math
+import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
+from mambackpt.draw.save import figure_bytes
 from mambackpt.draw.sheet import Drawing
 from mambackpt.errors import CheckpointValueError
 
@@ -39,25 +44,72 @@ def figure_png(figure: Figure, *, dpi: float = 110, colours: int | None = 128) -
     return small.getvalue()
 
 
-def figure_html(png: bytes, *, alt: str, caption: str = "") -> str:
+def figure_html(
+    picture: bytes, *, alt: str, caption: str = "", kind: str = "png", width: int | None = None
+) -> str:
     """Return the HTML of a picture with its alt text, and a caption below it.
 
     >>> figure_html(b"...", alt="A < B", caption="As <b>.")[-62:]
     'alt="A &lt; B"><figcaption>As &lt;b&gt;.</figcaption></figure>'
 
-    Raises CheckpointValueError for a blank alt text.
+    ``kind`` is "png" or "svg+xml"; ``width`` is what it takes of a page in CSS pixels, where there
+    is room. Raises CheckpointValueError for a blank alt text.
     """
     if not alt.strip():
         raise CheckpointValueError(
             f"alt is {alt!r}; expected what the figure shows, in a sentence, for whoever cannot "
             "see it. Try the finding."
         )
-    data = base64.b64encode(png).decode()
+    data = base64.b64encode(picture).decode()
+    wide = f"width:{width}px;" if width else ""
     return (
-        f'<figure style="margin:0"><img src="data:image/png;base64,{data}" '
-        f'style="max-width:100%" alt="{html.escape(alt)}"><figcaption>{html.escape(caption)}'
+        f'<figure style="margin:0"><img src="data:image/{kind};base64,{data}" '
+        f'style="{wide}max-width:100%" alt="{html.escape(alt)}"><figcaption>{html.escape(caption)}'
         "</figcaption></figure>"
     )
+
+
+_READING = 14  # pixels of the smallest text, on a page that is not scaled
+_MOST_SVG = 60_000  # bytes: beyond them a picture of pixels, twice as fine, is smaller
+
+
+def reading_width(figure: Figure) -> int:
+    """Return how many CSS pixels wide a figure is where its smallest text has 14 of them.
+
+    >>> from mambackpt.draw import sheet, style
+    >>> with style():
+    ...     reading_width(sheet("One forward is enough.", [10])[0])
+    807
+    """
+    figure.draw_without_rendering()  # which is when ticks get their labels
+    texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
+    points = min((float(text.get_fontsize()) for text in texts), default=9.0)
+    return math.ceil(figure.get_figwidth() * 72 / points * _READING)
+
+
+def small_svg(figure: Figure) -> bytes:
+    """Return a figure as SVG without what a reader does not see: half the bytes."""
+    drawn = figure_bytes(figure, "svg", "", "").decode()
+    drawn = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<[?!][^>]*>", "", drawn, flags=re.S)
+    drawn = re.sub(r"(\d+\.\d\d)\d+", r"\1", drawn)  # a hundredth of a point is enough
+    drawn = re.sub(r' transform="rotate\(-?0 [^"]*"', "", drawn)
+    named = set(re.findall(r"#([\w-]+)", drawn))
+    drawn = re.sub(r' id="([\w.-]+)"', lambda m: m[0] if m[1] in named else "", drawn)
+    drawn = re.sub(r"<g>\s*(<(?:text|use)\b[^>]*(?:/>|>[^<]*</text>))\s*</g>", r"\1", drawn)
+    # Every text names the same fonts: say so once.
+    fonts = dict.fromkeys(re.findall(r"font-family: [^;\"]*", drawn))
+    if len(fonts) == 1:
+        [family] = fonts
+        drawn = re.sub(rf"{re.escape(family)};? ?", "", drawn)
+        drawn = drawn.replace("<svg ", f'<svg style="{family}" ', 1)
+    # A style that many share becomes a class.
+    styles = Counter(re.findall(r' style="([^"]*)"', drawn))
+    classes = [words for words, count in styles.items() if count > 2]
+    for number, words in enumerate(classes):
+        drawn = drawn.replace(f' style="{words}"', f' class="c{number}"')
+    rules = "".join(f".c{number}{{{words}}}" for number, words in enumerate(classes))
+    drawn = drawn.replace("</style>", f"{rules}</style>", 1)
+    return re.sub(r">\s+<", "><", re.sub(r"\s+", " ", drawn)).strip().encode()
 
 
 def show(drawing: Drawing, *, caption: str = "", dpi: int = 110) -> None:
@@ -66,16 +118,23 @@ def show(drawing: Drawing, *, caption: str = "", dpi: int = 110) -> None:
     >>> show(Drawing(Figure(figsize=(1, 1)), "Nothing is kept.", alt="An empty square."))
     <figure: An empty square.>
 
-    Outside a notebook that line is all there is. Viewers that strip HTML show the PNG.
-    Raises CheckpointValueError for a blank alt text; the figure is closed all the same.
+    Outside a notebook that line is all there is. The HTML holds an SVG, so wide that its smallest
+    text has 14 pixels and sharp at every scale; where that is too large, a PNG of twice the width.
+    Viewers that strip HTML show the PNG of so many ``dpi``. Raises CheckpointValueError for a blank
+    alt text; the figure is closed all the same.
     """
-    try:
-        png = figure_png(drawing.figure, dpi=dpi)
-        page = figure_html(png, alt=drawing.alt, caption=caption)
-    finally:
-        _close(drawing.figure)
-    data = base64.b64encode(png).decode()
-    _display(_Shown(f"<figure: {drawing.alt}>", {"text/html": page, "image/png": data}))
+    for page in drawing.pages:
+        figure = page.figure
+        try:
+            png, width = figure_png(figure, dpi=dpi), reading_width(figure)
+            picture, kind = small_svg(figure), "svg+xml"
+            if len(picture) > _MOST_SVG:
+                picture, kind = figure_png(figure, dpi=2 * width / figure.get_figwidth()), "png"
+            page_html = figure_html(picture, alt=page.alt, caption=caption, kind=kind, width=width)
+        finally:
+            _close(figure)
+        data = base64.b64encode(png).decode()
+        _display(_Shown(f"<figure: {page.alt}>", {"text/html": page_html, "image/png": data}))
 
 
 class _Shown:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from mambackpt.draw import (
-    GREY,
     HIT,
     STATE,
     Drawing,
@@ -11,8 +10,7 @@ from mambackpt.draw import (
     draw_curves,
     fit_y,
     numeral,
-    sheet,
-    write_note,
+    sheets,
 )
 from mambackpt.figures.registry import named
 from mambackpt.models import PRESETS, HybridModel
@@ -59,28 +57,23 @@ def draw_capacity(model: HybridModel, pool_bytes: int) -> Drawing:
         f"{fits['a state every block']:,} tokens where a state is kept every block, of "
         f"{fits['its last state alone']:,} with the last state alone."
     )
-    figure, [ax, note] = sheet(finding, [15, 2.2], left=6, right=13)
+    note = (
+        f"{model.name}, ids of {holds.bytes_per_id / 1e6:,.1f} MB, blocks of {block:,} tokens; a "
+        f"state takes {holds.recurrent_groups} ids, a block of tokens {holds.attention_groups}."
+    )
+    pages = sheets(finding, [15], left=6, right=14, note=note)
+    ax = pages.axes[0]
     fit_y(ax, [row for _, row in curves.values()], least=0)
-    ax.axhline(full, color=GREY, linewidth=1, linestyle=":", zorder=1)
-    em = float(ax.xaxis.label.get_fontsize())
-    ax.annotate(
-        f"pool full: {full:,} ids", (lengths[2], full), (0, 0.3 * em),
-        textcoords="offset points", va="bottom",
-    )  # fmt: skip
+    pool = {f"pool full: {full:,} ids": (lengths, [full] * len(lengths))}
     colours = {"its last state alone": HIT, "a state every block": STATE}
     draw_curves(
-        ax, curves, x_label="tokens of a conversation", y_label="block ids it leaves in the cache",
-        highlight=colours,
+        ax, curves | pool, x_label="tokens of a conversation",
+        y_label="block ids it leaves", highlight=colours,
     )  # fmt: skip
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(lambda value, _: numeral(value))
-    write_note(
-        note,
-        f"{model.name}, ids of {holds.bytes_per_id / 1e6:,.1f} MB, blocks of {block:,} tokens; a "
-        f"state takes {holds.recurrent_groups} ids, a block of tokens {holds.attention_groups}",
-    )
     alt = (
         f"{finding} {model.name}, {full:,} ids. Ids of conversations of "
         f"{', '.join(f'{n:,}' for n in lengths)} tokens: {describe_curves(curves)}."
     )
-    return Drawing(figure, finding, alt)
+    return pages.drawing(finding, alt)

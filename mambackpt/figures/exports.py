@@ -1,6 +1,5 @@
 """Figures of how the export kernel moves bytes."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -24,8 +23,10 @@ from mambackpt.draw import (
     draw_curves,
     draw_heatmap,
     draw_timings,
+    fit_y,
     left_margin,
     sheet,
+    sheets,
 )
 from mambackpt.errors import CheckpointValueError
 from mambackpt.figures.registry import named
@@ -136,40 +137,46 @@ def draw_roofline(
     layer: str = "kimi-k3",
     buffers: str = "token-first",
 ) -> Drawing:
-    """Draw measured times over the number of checkpoints, and the floor at an assumed bandwidth.
+    """Draw how much longer than one copy an export takes, and that copy at an assumed bandwidth.
 
     ``bandwidth`` is in bytes per second, read and written; nothing is measured at it. Raises
     CheckpointValueError for what the run did not time.
     """
     timed = _timed(run, layer, buffers)
     sizes = sorted({size for _, size in timed})
-    curves = {
-        name: (sizes, [timed[method, size].median_us for size in sizes])
-        for name, method in (("plain indexing", _INDEXING), ("export", OURS), ("one copy", COPY))
+    times = {
+        name: (sizes, [timed[method, n].median_us / timed[COPY, n].median_us for n in sizes])
+        for name, method in (("plain indexing", _INDEXING), ("export", OURS))
     }
-    floor = [timed[COPY, size].bytes / bandwidth * 1e6 for size in sizes]
-    assumed = f"{bandwidth / 1e12:g} TB/s, assumed"
-    gap = timed[COPY, sizes[-1]].median_us / floor[-1]
-    slower = timed[OURS, sizes[-1]].median_us / timed[COPY, sizes[-1]].median_us
+    times["one copy"] = (sizes, [1.0] * len(sizes))
+    copy, assumed = timed[COPY, sizes[-1]], f"{bandwidth / 1e12:g} TB/s, assumed"
+    floor = copy.bytes / bandwidth * 1e6
     finding = (
-        f"{sizes[-1]} checkpoints take the export {slower:.2f} times as long as one copy; at an "
-        f"assumed {bandwidth / 1e12:g} TB/s that copy would be {gap:,.0f} times as fast."
+        f"{sizes[-1]} checkpoints take the export {times['export'][1][-1]:.2f} times as long as "
+        f"one copy; at an assumed {bandwidth / 1e12:g} TB/s that copy would be "
+        f"{copy.median_us / floor:,.0f} times as fast."
     )
-    figure, [ax] = sheet(finding, [18], left=8, right=11)
-    curves[assumed] = (sizes, floor)
-    drawn = [value for _, values in curves.values() for value in values]
-    powers = range(math.floor(math.log10(min(drawn))), math.ceil(math.log10(max(drawn))) + 1)
-    ax.set_yscale("log")
-    ax.set_yticks([10.0**n for n in powers], [f"{10.0**n:,.10g}" for n in powers])
-    ax.set_ylim(10.0 ** powers[0], 10.0 ** powers[-1])
+    left = left_margin([f"one copy, at {assumed}"])
+    bars = ["one copy, measured", f"one copy, at {assumed}"]
+    note = f"{layer}, {buffers}, {run.timings[0].regime}, on {run.environment.device}."
+    pages = sheets(finding, [14, bars_height(2)], left=left, right=9, note=note)
+    curves, floors = pages.axes
+    fit_y(curves, [values for _, values in times.values()], least=0)
     draw_curves(
-        ax,
         curves,
-        x_label=f"checkpoints ({layer}, {buffers})",
-        y_label="microseconds",
+        times,
+        x_label="checkpoints",
+        y_label="times as long as one copy",
         highlight={"export": STATE},
         log_x=True,
     )
+    measured = [copy.median_us, floor]
+    words = [f"{value:,.4g}" if value < 1000 else f"{value:,.0f}" for value in measured]
+    unit = f"microseconds for {sizes[-1]} checkpoints"
+    draw_bars(floors, bars, measured, unit=unit, words=words)
     listed = ", ".join(map(str, sizes))
-    alt = f"Microseconds for {listed} checkpoints: {describe_curves(curves)}. {finding}"
-    return Drawing(figure, finding, alt)
+    alt = (
+        f"Times as long as one copy, for {listed} checkpoints: {describe_curves(times, '.2f')}. "
+        f"{describe_bars(bars, words)} microseconds. {finding}"
+    )
+    return pages.drawing(finding, alt)

@@ -4,13 +4,14 @@ from functools import cache
 from itertools import product, repeat
 
 from mambackpt.draw import (
+    ERROR,
     Drawing,
     describe_heatmap,
     draw_heatmap,
     filmstrip,
     left_margin,
     run_frames,
-    sheet,
+    sheets,
 )
 from mambackpt.engine import (
     VARIANTS,
@@ -27,6 +28,22 @@ from mambackpt.figures.registry import Spread, named
 _SETTINGS = {
     ("dense" if retention is None else "R = 0") + ", drop" * drop: (retention, drop)
     for retention, drop in product((0, None), (False, True))
+}
+
+
+_SEEDS = 30  # chats that are counted
+_SETTINGS_IN_WORDS = {
+    "R = 0": "last boundary",
+    "R = 0, drop": "last boundary,\nunit dropped",
+    "dense": "every boundary",
+    "dense, drop": "every boundary,\nunit dropped",
+}
+_VARIANTS_IN_WORDS = {
+    "vllm-0.33": "as released (vllm-0.33)",
+    "without checkpoints": "no internal checkpoint",
+    "keep-the-stop": "fix: keep-the-stop",
+    "refuse-inside-block": "fix: refuse-inside-block",
+    "never-key-the-left-block": "fix: never-key-the-left-block",
 }
 
 
@@ -50,7 +67,7 @@ def _counts(variant: str, setting: str, seeds: int) -> Counts:
     return check_lockstep(_chats(seeds), settings, shrink=False).counts
 
 
-def wrong_restores(seeds: int = 30, *, spread: Spread = map) -> dict[str, dict[str, Counts]]:
+def wrong_restores(seeds: int = _SEEDS, *, spread: Spread = map) -> dict[str, dict[str, Counts]]:
     """Return the counts per variant and per setting, over the same branching chats.
 
     >>> counts = wrong_restores(1)
@@ -84,16 +101,31 @@ def _wrong_restores(spread: Spread = map) -> Drawing:
         f"In a model of the released rules {min(released)} to {max(released)} hits restore a wrong "
         f"state; {sum(name in clean for name in fixes)} of {len(fixes)} fixes leave none."
     )
-    rows, columns = list(table), list(table["vllm-0.33"])
-    figure, [ax] = sheet(finding, [2.2 * len(rows)], left=left_margin(rows))
-    limits = (0, max(released))
-    draw_heatmap(ax, list(wrong.values()), rows=rows, columns=columns, limits=limits, words=words)
-    ax.set_xlabel("wrong restores of all hits, per retention R and block drop")
+    rows = [_VARIANTS_IN_WORDS.get(name, name) for name in table]
+    columns = [_SETTINGS_IN_WORDS[setting] for setting in table["vllm-0.33"]]
+    note = (
+        "Wrong restores of all hits. On a CPU; the released scheduler itself takes the same steps. "
+        f"{_SEEDS} chats of {len(_chats(1)[0])} requests, one request at a time, 300 tokens a "
+        "step, blocks of 64, hash units of 16. Unit dropped: as speculative decoding asks for."
+    )
+    height = 2.2 * len(rows)
+    pages = sheets(finding, [height], left=left_margin(rows), gap=5.2, note=note)
+    draw_heatmap(
+        pages.axes[0],
+        list(wrong.values()),
+        rows=rows,
+        columns=columns,
+        limits=(0, max(released)),
+        words=words,
+        colour=ERROR,
+    )
+    pages.axes[0].set_xlabel("which states are kept")
+    said = describe_heatmap(list(table), list(table["vllm-0.33"]), words)
     alt = (
         f"{finding} Wrong restores of all hits, on a CPU; the released scheduler itself takes the "
-        f"same steps there. {describe_heatmap(rows, columns, words)}."
+        f"same steps there. R = 0 keeps the prompt's last boundary, dense every one. {said}."
     )
-    return Drawing(figure, finding, alt)
+    return pages.drawing(finding, alt)
 
 
 @named("smallest-failure")

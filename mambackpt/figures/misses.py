@@ -15,13 +15,15 @@ from mambackpt.draw import (
     Drawing,
     fit_y,
     left_margin,
-    name_ends,
+    name_lines,
     sheet,
+    sheets,
     text_width,
     tint,
 )
 from mambackpt.figures.registry import named, replayed
-from mambackpt.figures.replays import PLACEMENTS, least_block, pool_sizes
+from mambackpt.figures.replays import least_block, pool_sizes
+from mambackpt.figures.words import PLACEMENTS
 from mambackpt.models import PRESETS, HybridModel
 from mambackpt.replay import VETOES, Missed, PrefillRate, Trace, explain_misses
 from mambackpt.why import common_settings, fork_stairs, lost_to_margin, resend_stairs, with_drop
@@ -35,11 +37,11 @@ def _draw_stairs(ax: Axes, lines: Mapping[str, _Line], x_label: str, tick: int) 
     together: dict[tuple[int, ...], list[str]] = {}
     for name, (_, y, _, _) in lines.items():
         together.setdefault(tuple(y), []).append(name)
-    ends = {}
+    drawn = {}
     for y, names in together.items():
         x, _, colour, style = lines[names[0]]
-        ax.plot(x, y, style, color=colour, label=" = ".join(names))
-        ends[" =\n".join(names)] = (float(x[-1]), float(y[-1]))
+        [line] = ax.plot(x, y, style, color=colour, label=" = ".join(names))
+        drawn[" =\n".join(names)] = line
     x, *_ = next(iter(lines.values()))
     first, longest = (x[0] // tick * tick, x[-1])
     fit_y(ax, list(together), least=0)
@@ -49,7 +51,7 @@ def _draw_stairs(ax: Axes, lines: Mapping[str, _Line], x_label: str, tick: int) 
     ax.set_yticks(ax.get_yticks(), [f"{n:,.0f}" for n in ax.get_yticks()])
     ax.set_xlabel(x_label)
     ax.set_ylabel("computed again\n(tokens)")
-    name_ends(ax, ends)
+    name_lines(ax, drawn)
 
 
 @named("staircase", options=("model", "block", "hash", "prefill_rate"))
@@ -79,7 +81,8 @@ def _staircase(
         f"{pair.third:,}."
     )
     left = 4.6 + text_width(f"{10 ** len(str(longest)):,}")
-    figure, [upper, lower] = sheet(finding, [8, 8], left=left, right=12)
+    pages = sheets(finding, [8, 8], left=left, right=12)
+    upper, lower = pages.axes
     sizes = f"block {M:,}, hash unit {H:,}"
     cliffs = plain.cliffs()
     lines: dict[str, _Line] = {
@@ -105,7 +108,7 @@ def _staircase(
         f"{forks.computed[-1]:,} of {shared:,} again, a third {forks.computed_by_a_third[-1]:,}, "
         f"under the drop {dropped.computed_by_a_third[-1]:,}."
     )
-    return Drawing(figure, finding, alt)
+    return pages.drawing(finding, alt)
 
 
 @named("margin-map", options=("model", "block", "hash", "margin"))

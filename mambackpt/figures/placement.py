@@ -4,20 +4,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from matplotlib.figure import Figure
-
 from mambackpt.draw import (
-    Column,
     Drawing,
     Lane,
     Mark,
+    Pages,
     bars_height,
     describe_bars,
     draw_bars,
     draw_lanes,
     filmstrip,
+    is_slide,
     lanes_height,
     left_margin,
+    note_height,
+    page_head,
+    page_slices,
     planned_lane,
     scheduled_lane,
     sequence_finding,
@@ -32,13 +34,24 @@ from mambackpt.models import PRESETS
 from mambackpt.planner import Reason, describe_reason, explain, get_mamba_prefill_checkpoint_reason
 
 
-def _lane_sheet(finding: str, lanes: Sequence[Lane], *, notes: float, keys: bool = True) -> Figure:
-    """A figure of lanes with short labels on the left and notes on the right."""
+def _lane_sheets(
+    finding: str, lanes: Sequence[Lane], *, notes: float, keys: bool = True, words: str = ""
+) -> Pages:
+    """Sheets of lanes with short labels on the left, notes on the right and words at the bottom."""
     margin = left_margin(lane.label for lane in lanes)
-    height = lanes_height(len(lanes), keys=keys)
-    figure, [ax] = sheet(finding, [height], left=margin, right=0.6)
-    draw_lanes(ax, lanes, notes=notes, keys=keys)
-    return figure
+    height = lanes_height(1, keys=keys)
+    beside = 3.6 + note_height(words)
+    slices = page_slices(finding, [height] * len(lanes), beside=beside)
+    width = max(lane.width for lane in lanes)
+    figures, axes = [], []
+    for number, rows in enumerate(slices):
+        head = page_head(finding, number, len(slices))
+        shown = lanes[rows]
+        heights = [height * len(shown)]
+        figure, [ax] = sheet(head, heights, left=margin, right=0.6, note=words)
+        axes.append(draw_lanes(ax, shown, notes=notes, keys=keys, width=width))
+        figures.append(figure)
+    return Pages(tuple(figures), tuple(axes))
 
 
 @named("one-forward")
@@ -68,7 +81,7 @@ def _one_forward() -> Drawing:
         f"the chunk it runs at once. Kept after it: the states of {kept[0]} and of {kept[1]} "
         "tokens."
     )
-    return Drawing(_lane_sheet(finding, lanes, notes=7.5), finding, alt)
+    return _lane_sheets(finding, lanes, notes=7.5).drawing(finding, alt)
 
 
 @named("where-it-lands")
@@ -84,13 +97,17 @@ def _where_it_lands() -> Drawing:
         (2096, 2096, False),
     ):
         geometry = CacheGeometry(hash_unit, block, 16, hash_unit, drop)
-        label = f"block {block:,}\nunit {hash_unit:,}" + "\ndrop" * drop
+        label = f"block {block:,}\nunit {hash_unit:,}" + "\none dropped" * drop
         lane = planned_lane(prompt, prompt, geometry, label=label)
         rest.append(prompt - lane.marks[0].position)
         lanes.append(replace(lane, note=f"{rest[-1]:,} to\nrecompute"))
     finding = (
         f"Sent again, a prompt of {prompt:,} tokens recomputes {min(rest):,} to {max(rest):,}: "
-        "hash unit, drop and block decide where it resumes."
+        "hash unit, dropped unit and block decide where it resumes."
+    )
+    words = (
+        "Unit: the hash unit, tokens under one key. With a draft model the last unit of a hit is "
+        "dropped: the draft needs its hidden states, which only computing it again gives."
     )
     alt = (
         f"Five lanes of {prompt:,} tokens with the checkpoint's position and column: "
@@ -101,7 +118,9 @@ def _where_it_lands() -> Drawing:
         )
         + "."
     )
-    return Drawing(_lane_sheet(finding, lanes, notes=6.6), finding, alt)
+    return _lane_sheets(finding, lanes, notes=6.2, words="" if is_slide() else words).drawing(
+        finding, alt
+    )
 
 
 _TOY_BLOCK = 2  # tokens: the least that tells a block from a token
@@ -150,41 +169,40 @@ def _smallest_outside() -> tuple[int, int, int]:
     raise AssertionError("no query of up to 16 tokens fails the fifth condition")
 
 
-_CONDITIONS = {
-    Reason.CANNOT_EXPORT: "1 the kernel\ncan export",
-    Reason.START_OFF_HASH_GRID: "2 starts on a\nhash unit",
-    Reason.COLUMN_TAKEN: "3 its column\nis free",
-    Reason.NO_BLOCK_GAINED: "4 gains a\nhash unit",
-    Reason.NOT_INSIDE_QUERY: "5 lies inside\nthe query",
-    Reason.OFF_KERNEL_GRID: "6 lies on the\nkernel's grid",
+# Each condition by its number and what fails it: the row beside it shows the failure. The fifth,
+# that the position lies inside the query, fails in no row of the planner.
+_FAILURES = {
+    Reason.CANNOT_EXPORT: "1 the kernel\ncannot export",
+    Reason.START_OFF_HASH_GRID: "2 starts off\nthe hash grid",
+    Reason.COLUMN_TAKEN: "3 its column\nis not free",
+    Reason.NO_BLOCK_GAINED: "4 gains less than\na hash unit",
+    Reason.OFF_KERNEL_GRID: "6 lies off the\nkernel's grid",
 }
 
 
 @named("reasons")
 def _reasons() -> Drawing:
-    """One lane per condition, each with the smallest row that fails it."""
+    """One lane per condition that can fail, each with the smallest row that fails it."""
     lanes = []
-    for reason, label in _CONDITIONS.items():
-        if reason is Reason.NOT_INSIDE_QUERY:
-            start, end, position = _smallest_outside()
-            words = describe_reason(reason, start, end, position, 1, _TOY_BLOCK, 1)
-            note = f"{words} Shown by a direct call: no row of the planner gets here."
-            nulls = [Column()] * (-(-end // _TOY_BLOCK) - 1)
-            columns = (*nulls, Column("running", end))
-            marks = (Mark(position, "declined"),)
-            lane = Lane("", _TOY_BLOCK, start, (end,), columns, marks)
-        else:
-            seq_len, query_len, geometry = _smallest_refused(reason)
-            lane = planned_lane(seq_len, query_len, geometry)
-            note = lane.caption
-        lanes.append(replace(lane, label=label, caption="", note=note))
+    for reason, label in _FAILURES.items():
+        seq_len, query_len, geometry = _smallest_refused(reason)
+        lane = planned_lane(seq_len, query_len, geometry)
+        lanes.append(replace(lane, label=label, caption="", note=lane.caption))
     longest = max(lane.seq_len for lane in lanes)
     finding = (
-        f"{longest} tokens are enough to fail each of the {len(lanes)} conditions for a checkpoint."
+        f"{longest} tokens are enough to fail each of {len(lanes)} of the 6 conditions for a "
+        "checkpoint."
+    )
+    start, end, position = _smallest_outside()
+    fifth = describe_reason(Reason.NOT_INSIDE_QUERY, start, end, position, 1, _TOY_BLOCK, 1)
+    words = (
+        f"Blocks of {_TOY_BLOCK} tokens; hollow: not saved. The fifth, that the position lies "
+        "inside the query, fails in no row of up to 16 tokens, only in a direct call."
     )
     alt = f"{len(lanes)} lanes in blocks of {_TOY_BLOCK} tokens, the smallest row that fails each: "
     alt += " ".join(f"{lane.label[0]}: {lane.note}" for lane in lanes)
-    return Drawing(_lane_sheet(finding, lanes, notes=27, keys=False), finding, alt)
+    pages = _lane_sheets(finding, lanes, notes=27, keys=False, words=words)
+    return pages.drawing(finding, f"{alt} {words} It says: {fifth}")
 
 
 def puzzle_requests(shared: int, unique: int) -> list[Request]:
@@ -250,7 +268,13 @@ def _zero_hit_puzzle() -> Drawing:
         f"{finding} Blocks of {block}, budget {budget:,}, no stop at the end of a shared prefix, "
         f"no internal checkpoint, one request at a time, no evictions. {' '.join(states_in_words)}"
     )
-    return Drawing(_lane_sheet(finding, lanes, notes=12), finding, alt)
+    words = (
+        f"Blocks of {block} tokens, at most {budget:,} tokens in one step, so that the first ends "
+        f"at {ends[0]:,}. A state stays where a step ends on a block boundary (dot; triangle: "
+        "found again); none at the end of a shared prefix (bar), none inside a step. 8 groups of 8 "
+        "requests, one at a time, no evictions."
+    )
+    return _lane_sheets(finding, lanes, notes=12, words=words).drawing(finding, alt)
 
 
 def _listed(numbers: Sequence[int]) -> str:

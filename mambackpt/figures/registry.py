@@ -4,14 +4,13 @@ A figure is one decorated function that returns a `Drawing`; numbers in its find
 same data as what is drawn.
 """
 
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from mambackpt.draw import Drawing, style
+from mambackpt.draw import Drawing, checked_formats, save_figure, style, writable_folder
 from mambackpt.errors import CheckpointValueError, checked_choice, checked_int
 from mambackpt.replay import Trace, example_trace
 
@@ -46,11 +45,45 @@ def replayed(name: str) -> Callable[[Callable[[Trace], Drawing]], Callable[[Trac
     """Register the function below as a figure of a request trace: the generated one by default."""
 
     def register(function: Callable[[Trace], Drawing]) -> Callable[[Trace], Drawing]:
+        def of_example() -> Drawing:
+            return function(example_trace())
+
+        of_example.__doc__ = function.__doc__
         _REPLAYS[name] = function
-        FIGURES[name] = lambda: function(example_trace())
+        FIGURES[name] = of_example
         return function
 
     return register
+
+
+def reads_trace(name: str) -> bool:
+    """Return whether a figure replays a request trace, so that yours can take its place."""
+    return name in _REPLAYS
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """Return the options of the command that a figure reads, as they are typed, beside all's."""
+    own = (f"--{option.replace('_', '-')}" for option in _OPTIONS.get(name, ()))
+    return (*["--trace"] * reads_trace(name), *own)
+
+
+def describe_figure(name: str) -> str:
+    """Return what a figure shows, in one line.
+
+    >>> describe_figure("block-sizes")
+    'Tokens per block of real models: one attention page must hold one recurrent state.'
+    """
+    checked_choice("figure", name, FIGURES)
+    return (FIGURES[name].__doc__ or name).strip().splitlines()[0]
+
+
+def checked_trace(name: str, trace: object, *, option: str = "trace") -> None:
+    """Refuse a trace for a figure that reads none: it would be drawn without it."""
+    if trace is not None and name not in _REPLAYS:
+        raise CheckpointValueError(
+            f"{option} is given for the figure {name!r}, which reads none; expected one of "
+            f"{', '.join(_REPLAYS)}. Try it without {option}."
+        )
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,14 +115,16 @@ def draw_figure(
     >>> print(draw_figure("one-forward").finding)
     A checkpoint inside the chunk saves a forward: 8,000 tokens take 1 instead of 2.
 
-    A ``trace`` takes the place of the generated one in the figures that replay requests; what takes
-    long is computed by ``spread``, which is `map` or a pool's. ``options`` are a figure's own.
-    Raises CheckpointValueError for another name or medium, and for an option it does not read.
+    A ``trace`` takes the place of the generated one in the figures that replay requests, and is
+    refused by the others; what takes long is computed by ``spread``, which is `map` or a pool's.
+    ``options`` are a figure's own. Raises CheckpointValueError for another name or medium, and for
+    what the figure does not read.
     """
     checked_choice("figure", name, FIGURES)
+    checked_trace(name, trace)
     own = checked_options(name, options or {})
     with style(medium):
-        if trace is not None and name in _REPLAYS:
+        if trace is not None:
             return _REPLAYS[name](trace)
         return FIGURES[name](spread) if name in _SPREADING else FIGURES[name](**own)
 
@@ -101,13 +136,14 @@ def save_figures(
     medium: str = "review",
     trace: Trace | None = None,
     processes: int | None = None,
+    formats: Sequence[str] = ("svg", "pdf"),
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[str, list[Path]]]:
     """Draw figures in several processes; yield each one's finding and paths, in this order.
 
-    Default: as many processes as there are cores, at most four. Raises as `save_figure`.
+    Default: as many processes as there are cores, at most four. Raises as `save_named`.
     """
-    given = {"medium": medium, "trace": trace, "options": options}
+    given = {"medium": medium, "trace": trace, "formats": formats, "options": options}
     most = min(4, os.cpu_count() or 1) if processes is None else processes
     processes = checked_int("processes", most, unit="processes")
     if processes == 1:
@@ -125,37 +161,27 @@ def save_figures(
 
 
 def _saved(name: str, folder: Path, given: dict[str, Any]) -> tuple[str, list[Path]]:
-    drawing, paths = save_figure(name, folder, **given)
+    drawing, paths = save_named(name, folder, **given)
     return drawing.finding, paths
 
 
-def save_figure(
+def save_named(
     name: str,
     folder: Path,
     *,
     medium: str = "review",
     trace: Trace | None = None,
     spread: Spread = map,
+    formats: Sequence[str] = ("svg", "pdf"),
     options: Mapping[str, Any] | None = None,
 ) -> tuple[Drawing, list[Path]]:
-    """Draw a figure and write it as SVG and PDF; return it with the paths.
+    """Draw a figure by its name and write it in each format; return it with the paths.
 
-    The same bytes on every run. The SVG carries finding and alt text. Raises as `draw_figure`, and
+    The same bytes on every run; a figure of several pages gets their numbers: ``name-1.svg``. The
+    SVG carries finding and alt text. Raises as `draw_figure` and `mambackpt.draw.save_figure`, and
     writes nothing then.
     """
+    wanted = checked_formats(formats)
+    writable_folder(folder)
     drawing = draw_figure(name, medium=medium, trace=trace, spread=spread, options=options)
-    blank = dict.fromkeys(("Creator", "Producer"))
-    finding, alt = drawing.finding, drawing.alt
-    metadata = {
-        "svg": {"Date": None, "Creator": None, "Title": finding, "Description": alt},
-        "pdf": {"CreationDate": None, **blank, "Title": finding, "Subject": alt},
-    }
-    paths = []
-    for kind, about in metadata.items():
-        page = io.BytesIO()
-        with style(medium):
-            drawing.figure.savefig(page, format=kind, metadata=about)
-        paths.append(folder / f"{name}.{kind}")
-        folder.mkdir(parents=True, exist_ok=True)
-        paths[-1].write_bytes(page.getvalue())
-    return drawing, paths
+    return drawing, save_figure(drawing, folder / name, formats=wanted, medium=medium)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from mambackpt.draw import (
+    ERROR,
     STATE,
     Drawing,
     bars_height,
@@ -15,6 +16,7 @@ from mambackpt.draw import (
     left_margin,
     numeral,
     sheet,
+    sheets,
     style,
 )
 from mambackpt.errors import CheckpointValueError
@@ -77,10 +79,13 @@ def draw_faults(
         f"without a NaN; {len(silent)} changes none, and only the logits show it."
     )
     with style(medium):
-        figure, [ax] = sheet(finding, [2.0 * len(names)], left=left_margin(names))
-        draw_heatmap(ax, shares, rows=names, columns=models, limits=(0, 1), words=words)
+        pages = sheets(finding, [2.0 * len(names)], left=left_margin(names))
+        ax = draw_heatmap(
+            pages.axes[0], shares, rows=names, columns=models, limits=(0, 1), words=words,
+            colour=ERROR,
+        )  # fmt: skip
         ax.set_xlabel("tokens after the resume whose likeliest next token changes")
-    return Drawing(figure, finding, f"{finding} {describe_heatmap(names, models, words)}.")
+    return pages.drawing(finding, f"{finding} {describe_heatmap(names, models, words)}.")
 
 
 def draw_fading(
@@ -101,10 +106,9 @@ def draw_fading(
     )
     with style(medium):
         labels = [name for panel in panels.values() for name in panel]
-        figure, axes = sheet(
-            finding, [11] * len(panels), left=6.8, right=left_margin(labels) - 0.4, gap=4.4
-        )
-        for ax, (model, panel) in zip(axes, panels.items(), strict=True):
+        right = left_margin(labels) + 0.4
+        pages = sheets(finding, [11] * len(panels), left=6.8, right=right, gap=4.4)
+        for ax, (model, panel) in zip(pages.axes, panels.items(), strict=True):
             ax.set(xlim=(0.9, 1.1 * last), ylim=(_TICKS[0], _TICKS[-1]))
             ax.set_yscale("log")
             draw_curves(
@@ -119,7 +123,7 @@ def draw_fading(
             ax.set_yticks(_TICKS, [numeral(tick) for tick in _TICKS])
             ax.minorticks_off()
     alt = "; ".join(f"{model}: {describe_curves(panel, '.1g')}" for model, panel in panels.items())
-    return Drawing(figure, finding, f"{finding} {alt}.")
+    return pages.drawing(finding, f"{finding} {alt}.")
 
 
 def _fading(comparison: Comparison) -> tuple[list[int], list[float]]:
@@ -149,8 +153,11 @@ def draw_gap(ways: Sequence[Way], *, medium: str = "review") -> Drawing:
         f"{100 * min(wrong):.0f} to {100 * max(wrong):.0f} % off behind it."
     )
     with style(medium):
-        figure, [ax] = sheet(finding, [2.9 * len(names)], left=left_margin(names))
+        pages = sheets(finding, [2.9 * len(names)], left=left_margin(names))
         values = [[min(error, 1.0) for error in way.errors] for way in ways]
-        draw_heatmap(ax, values, rows=names, columns=columns, limits=(0, 1), words=words)
+        ax = draw_heatmap(
+            pages.axes[0], values, rows=names, columns=columns, limits=(0, 1), words=words,
+            colour=ERROR,
+        )  # fmt: skip
         ax.set_xlabel("error of a state, of its largest element; layers 4 and 8 are attention")
-    return Drawing(figure, finding, f"{finding} {describe_heatmap(names, columns, words)}.")
+    return pages.drawing(finding, f"{finding} {describe_heatmap(names, columns, words)}.")

@@ -12,10 +12,17 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 
 from mambackpt import CacheGeometry, CheckpointValueError, Reason, explain
-from mambackpt.draw.charts import bars_height, draw_bars, draw_curves, draw_heatmap, draw_timings
+from mambackpt.draw.charts import (
+    apart,
+    bars_height,
+    draw_bars,
+    draw_curves,
+    draw_heatmap,
+    draw_timings,
+)
 from mambackpt.draw.lanes import (
     Column,
     Lane,
@@ -23,11 +30,13 @@ from mambackpt.draw.lanes import (
     Mark,
     _describe_columns,
     draw_lanes,
+    draw_legend,
     lanes_height,
+    legend_of,
     planned_lane,
     scheduled_lane,
 )
-from mambackpt.draw.sheet import left_margin, sheet, style, text_width, wrap
+from mambackpt.draw.sheet import left_margin, page_slices, sheet, sheets, style, text_width, wrap
 
 K3 = CacheGeometry(1536, 1536, 16, 1536)
 
@@ -153,7 +162,7 @@ def test_narrow_columns_get_a_line_of_words_instead() -> None:
     ax = an_axes(lanes_height(1))
     with style():
         draw_lanes(ax, [planned_lane(30000, 30000, CacheGeometry(528, 528, 16, 528))])
-    assert "column 55: checkpoint, key 29,568    column 56: running" in words_on(ax)
+    assert "column 55: checkpoint, key 29,568 · column 56: running" in words_on(ax)
 
 
 def test_a_redraw_reuses_every_artist() -> None:
@@ -274,7 +283,7 @@ def test_a_benchmark_written_by_the_kit_can_be_drawn() -> None:
 
 def test_curves_are_labelled_at_their_ends_without_overlap() -> None:
     x = [512, 1024, 2048, 4096]
-    curves = {f"rule {n}": (x, [50, 55, 58, 57 + n / 100]) for n in range(5)}
+    curves = {f"rule {n}": (x, [50, 55 + n, 58, 57 + n / 100]) for n in range(5)}
     ax = an_axes(16, left=6, right=10)
     with style():
         draw_curves(
@@ -282,14 +291,114 @@ def test_curves_are_labelled_at_their_ends_without_overlap() -> None:
         )
     assert isinstance(ax.figure, Figure)
     FigureCanvasAgg(ax.figure).draw()
-    boxes = [text.get_window_extent() for text in ax.texts]
-    assert [text.get_text() for text in ax.texts] == list(curves)
+    labels = [text for text in ax.texts if text.get_text()]  # a leader is an annotation too
+    boxes = [text.get_window_extent() for text in labels]
+    assert [text.get_text() for text in labels] == list(curves)
     for a, b in itertools.combinations(boxes, 2):
         assert min(a.y1, b.y1) - max(a.y0, b.y0) <= 2
     assert max(box.x1 for box in boxes) <= ax.figure.bbox.x1
     markers = [line.get_marker() for line in ax.lines]
     assert len(set(markers)) == 5, "never colour alone"
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["512", "1,024", "2,048", "4,096"]
+
+
+def labels_on(ax: Axes) -> dict[str, tuple[float, float]]:
+    """Each label's middle and its line's end, from the bottom in em."""
+    canvas = ax.figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    canvas.draw()
+    em, found = 9 * ax.figure.dpi / 72, {}
+    for text in ax.texts:
+        if isinstance(text, Annotation) and text.get_text():
+            box = text.get_window_extent()
+            end = ax.transData.transform(text.xy)[1]
+            found[text.get_text()] = ((box.y0 + box.y1) / 2 / em, end / em)
+    return found
+
+
+def test_a_label_alone_stands_at_its_lines_end() -> None:
+    """One mean shift for all labels moved those that touched nobody by many points."""
+    x = [1, 2]
+    curves = {"low": (x, [0, 0]), "one": (x, [9.9, 9.9]), "two": (x, [10, 10])}
+    ax = an_axes(20, left=6, right=8)
+    with style():
+        draw_curves(ax, curves, x_label="x", y_label="y")
+    labels = labels_on(ax)
+    low, end = labels["low"]
+    assert low == pytest.approx(end, abs=0.15)
+    moved = [middle - end for middle, end in (labels["one"], labels["two"])]
+    assert moved[0] == pytest.approx(-moved[1], abs=0.1), "both share the way"
+    leaders = [t for t in ax.texts if isinstance(t, Annotation) and not t.get_text()]
+    assert len(leaders) == 2, "who moved is led to its line"
+
+
+def test_lines_that_lie_on_each_other_are_named_once_together() -> None:
+    x = [1, 2, 3]
+    curves = {
+        "last": (x, [1, 2, 3]),
+        "last+junction": (x, [1, 2, 3]),
+        "all": (x, [9, 9, 9]),
+        "nearly": (x, [9, 9, 9.001]),
+    }
+    ax = an_axes(20, left=6, right=14)
+    with style():
+        draw_curves(ax, curves, x_label="x", y_label="y", highlight={"last+junction": "#964a8b"})
+    assert set(labels_on(ax)) == {"last = last+junction", "all \N{ALMOST EQUAL TO} nearly"}
+    marker = {line.get_label(): line.get_marker() for line in ax.lines}
+    assert marker["last"] == marker["last+junction"], "one line, one marker"
+    assert [mpl.colors.to_hex(mark.get_edgecolor()[0]) for mark in ax.collections] == [
+        "#964a8b",
+        "#9c9ca1",
+    ]
+
+
+@given(
+    st.lists(st.floats(0, 100), min_size=1, max_size=8).map(sorted),
+    st.floats(0.5, 5),
+)
+def test_labels_that_are_moved_apart_keep_their_order_and_move_least(
+    wanted: list[float], height: float
+) -> None:
+    places = apart(wanted, [height] * len(wanted), (-1000, 1000))
+    for one, other in itertools.pairwise(places):
+        assert other - one >= height - 1e-9
+    # Least squares: no pool of neighbours gains by moving together.
+    for start, end in itertools.combinations(range(len(wanted) + 1), 2):
+        free_below = start == 0 or places[start] - places[start - 1] > height + 1e-6
+        free_above = end == len(wanted) or places[end] - places[end - 1] > height + 1e-6
+        if free_below and free_above:
+            moved = [place - want for place, want in zip(places, wanted, strict=True)][start:end]
+            assert sum(moved) == pytest.approx(0, abs=1e-6)
+
+
+def test_labels_stay_inside_where_there_is_room() -> None:
+    assert apart([0, 0], [2, 2], (1, 9)) == [1, 3]
+    assert apart([9, 9], [2, 2], (1, 9)) == [7, 9]
+
+
+def test_a_slide_is_split_into_pages_of_about_as_many_rows() -> None:
+    with style("slide"):
+        assert page_slices("A finding.", [9.0] * 5) == [slice(0, 2), slice(2, 4), slice(4, 6)]
+        assert page_slices("A finding.", [99.0, 99.0]) == [slice(0, 1), slice(1, 2)]
+        pages = sheets("A finding.", [9.0] * 5, note="A note.")
+        assert len(pages.axes) == 5
+        drawing = pages.drawing("A finding.", "An alt text.")
+        assert [page.finding for page in drawing.pages] == ["A finding."] * len(pages.figures)
+        [tall] = sheets("A finding.", [99.0], note="A note.").figures
+        assert tall.get_figheight() == pytest.approx(5.6), "lowered to what a page holds"
+    with style():
+        assert page_slices("A finding.", [9.0] * 5) == [slice(0, 5)]
+
+
+def test_a_legend_names_what_the_lanes_show_and_nothing_else() -> None:
+    planned = planned_lane(8000, 8000, K3)
+    copied = Lane("B", 64, 96, (), (Column(), Column("copy", 96)), (Mark(96, "hit", 1),), 110)
+    assert legend_of([planned]) == ["checkpoint"]
+    assert legend_of([planned, copied]) == ["checkpoint", "hit", "copy"]
+    ax = an_axes(2)
+    with style():
+        draw_legend(ax, ["hit", "copy"])
+    assert words_on(ax) == ["hit", "private copy"]
 
 
 def test_shades_are_not_frozen_by_data_that_is_all_zero() -> None:

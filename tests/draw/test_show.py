@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import sys
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 
 from mambackpt import CheckpointValueError
 from mambackpt.draw.sheet import Drawing
-from mambackpt.draw.show import figure_html, figure_png, show, show_table
+from mambackpt.draw.show import figure_html, figure_png, show, show_table, small_svg
 from mambackpt.figures.registry import draw_figure
 
 
@@ -36,10 +37,10 @@ def test_a_figure_is_shown_with_its_alt_text_and_closed(shown: list[dict[str, st
     assert page.startswith("<figure")
     assert 'alt="7,680 &lt; 8,000 &amp; &quot;kept&quot;"' in page
     assert "<figcaption>Notice the column.</figcaption></figure>" in page
-    embedded = re.search(r"base64,([^\"]+)", page)
+    embedded = re.search(r"data:image/svg\+xml;base64,([^\"]+)", page)
     assert embedded is not None
-    assert embedded[1] == bundle["image/png"]
-    assert base64.b64decode(embedded[1]).startswith(b"\x89PNG")
+    assert base64.b64decode(embedded[1]).startswith(b"<svg")
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert not plt.fignum_exists(figure.number)
     assert figure.axes == []
 
@@ -55,6 +56,45 @@ def test_a_blank_alt_text_is_refused_and_the_figure_closed(
     assert not plt.fignum_exists(figure.number)
     with pytest.raises(CheckpointValueError):
         figure_html(b"", alt=alt)
+
+
+def test_the_smallest_text_has_14_pixels_and_is_sharp_at_every_scale(
+    shown: list[dict[str, str]],
+) -> None:
+    drawing = draw_figure("one-forward")
+    show(drawing)
+    page = shown[0]["text/html"]
+    width = re.search(r"width:(\d+)px;max-width:100%", page)
+    assert width is not None
+    points = 7.2 * 72
+    assert 14 <= int(width[1]) / points * 9 < 14.1
+    assert int(width[1]) < 1000, "it fits beside the prompts of a page of 1,280 pixels"
+    assert "data:image/svg+xml" in page
+
+
+def test_a_drawing_too_large_as_svg_is_shown_in_pixels_twice_as_fine(
+    shown: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["mambackpt.draw.show"], "_MOST_SVG", 10)
+    show(draw_figure("one-forward"))
+    embedded = re.search(r"data:image/png;base64,([^\"]+)", shown[0]["text/html"])
+    assert embedded is not None
+    picture = Image.open(io.BytesIO(base64.b64decode(embedded[1])))
+    assert picture.width == pytest.approx(2 * 807, abs=2)
+
+
+def test_every_page_of_a_drawing_is_shown(shown: list[dict[str, str]]) -> None:
+    pages = tuple(Drawing(Figure(), f"Page {n}.", f"Page {n}.") for n in (2, 3))
+    show(Drawing(Figure(), "Page 1.", "Page 1.", pages))
+    assert [bundle["text/plain"] for bundle in shown] == [f"<figure: Page {n}.>" for n in (1, 2, 3)]
+
+
+def test_a_small_svg_says_its_fonts_once_and_keeps_its_words() -> None:
+    drawn = small_svg(draw_figure("one-forward").figure).decode()
+    assert drawn.count("font-family") == 1
+    assert "sans-serif" in drawn
+    assert "8,000 tokens" in drawn
+    assert "<metadata>" not in drawn
 
 
 def test_alt_is_required() -> None:

@@ -42,14 +42,15 @@ WAYS = [
 
 
 def assert_nothing_is_clipped(drawing: Drawing) -> None:
-    FigureCanvasAgg(drawing.figure).draw()
-    inside = drawing.figure.bbox.padded(1)
-    for text in drawing.figure.findobj(Text):
-        if text.get_visible() and text.get_text():
-            box = text.get_window_extent()
-            assert mpl.transforms.Bbox.intersection(inside, box).height == box.height, text
-            assert inside.x0 <= box.x0, text
-            assert box.x1 <= inside.x1, text
+    for page in drawing.pages:
+        FigureCanvasAgg(page.figure).draw()
+        inside = page.figure.bbox.padded(1)
+        for text in page.figure.findobj(Text):
+            if text.get_visible() and text.get_text():
+                box = text.get_window_extent()
+                assert mpl.transforms.Bbox.intersection(inside, box).height == box.height, text
+                assert inside.x0 <= box.x0, text
+                assert box.x1 <= inside.x1, text
 
 
 @EACH_MEDIUM
@@ -65,7 +66,7 @@ def test_a_table_of_faults_counts_changed_tokens_and_dashes_what_cannot_happen(m
 @EACH_MEDIUM
 def test_errors_fade_in_doubling_steps_and_rounding_is_cut_off(medium: str) -> None:
     drawing = draw_fading(FADING, highlight="late window", medium=medium)
-    first, second = drawing.figure.axes
+    first, second = [ax for page in drawing.pages for ax in page.figure.axes]
     late, rounded = first.lines
     assert late.get_xdata().tolist() == [1, 2, 4, 8, 16, 32, 64]
     assert late.get_ydata().tolist() == [2.0] * 6 + [0.5]
