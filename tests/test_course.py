@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from mambackpt.course import (
-    _keyed_blocks,
     check_answer,
     check_function,
     invariant_cases,
     judge_variant,
     keeps_promises,
 )
+from mambackpt.course.exercises import _keyed_blocks
 from mambackpt.engine import Settings, Simulation, branching_chats, find_variant
 from mambackpt.errors import CheckpointError
 

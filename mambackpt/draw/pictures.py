@@ -66,8 +66,14 @@ def curves_picture(
     """
     with style(medium):
         figure, [ax] = sheet(finding, [13], left=5, right=8)
-        names = {"x_label": x_label, "y_label": y_label}
-        draw_curves(ax, curves, highlight=highlight, from_zero=not log_y, **names)
+        draw_curves(
+            ax,
+            curves,
+            x_label=x_label,
+            y_label=y_label,
+            highlight=highlight,
+            from_zero=not log_y,
+        )
         ax.xaxis.set_major_formatter("{x:,.0f}")
         ax.set(**({"xlim": x_limits} if x_limits else {}), **({"yscale": "log"} if log_y else {}))
     first = next(iter(curves.values()))[0]

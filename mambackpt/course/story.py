@@ -7,9 +7,7 @@ promised the state at that block's end.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from mambackpt.draw import prefilled_lanes
 from mambackpt.engine import (
-    VARIANTS,
     Allocated,
     Counts,
     Event,
@@ -23,15 +21,14 @@ from mambackpt.engine import (
     check_lockstep,
     simulate,
 )
-from mambackpt.explore import Explorer, View, explore_views
 
 FIXES = ("keep-the-stop", "refuse-inside-block", "never-key-the-left-block")
 
 
-def story(shared: int = 139, length: int = 400, third: int = 130) -> list[Request]:
+def three_requests(shared: int = 139, length: int = 400, third: int = 130) -> list[Request]:
     """Return requests A, B and C: how much B shares with A, how long B is, how much C shares.
 
-    >>> [(request.name, len(request.prompt)) for request in story()]
+    >>> [(request.name, len(request.prompt)) for request in three_requests()]
     [('A', 100), ('B', 400), ('C', 140)]
 
     In tokens; A has 100 of them and an answer of 41, C adds ten of its own.
@@ -66,7 +63,7 @@ def _who_did_what(event: Event) -> tuple[str, str] | None:
 def violation_rows(run: Run) -> list[tuple[int, str, str, str, str]]:
     """Return what the lockstep check found: step, request, kind, promised, held.
 
-    >>> [row[1:3] for row in violation_rows(simulate(story(), Settings(max_running=1)))]
+    >>> [row[1:3] for row in violation_rows(simulate(three_requests(), Settings(max_running=1)))]
     [('B', 'mislabelled'), ('C', 'wrong restore')]
     """
     return [
@@ -93,48 +90,10 @@ def step_ends(run: Run, name: str) -> list[int]:
 def hits_of(run: Run) -> dict[str, int]:
     """Return after how many tokens each request resumes, where it does.
 
-    >>> hits_of(simulate(story(), Settings(max_running=1)))
+    >>> hits_of(simulate(three_requests(), Settings(max_running=1)))
     {'B': 96, 'C': 128}
     """
     return {e.request: e.position for e in run.events if isinstance(e, Hit)}
-
-
-def story_view(
-    shared: int, length: int, third: int, variant: str, *, settings: Settings | None = None
-) -> View:
-    """Return the three requests as the last prefill query left each of them, and what is wrong.
-
-    >>> story_view(139, 400, 130, "vllm-0.33").finding
-    'vllm-0.33: wrong keys 1, wrong restores 1 (B shares 139 of 400, C 130).'
-    """
-    chosen = replace(settings or Settings(max_running=1), variant=variant)
-    requests = story(shared, length, third)
-    counts = simulate(requests, chosen).counts
-    lanes = tuple(
-        replace(frame.lane, caption="", label=request.name)
-        for frame, request in zip(prefilled_lanes(requests, chosen), requests, strict=True)
-    )
-    wrong = f"wrong keys {counts.mislabelled}, wrong restores {counts.wrong_restores}"
-    return View(f"{variant}: {wrong} (B shares {shared} of {length}, C {third}).", lanes)
-
-
-def explore_story() -> Explorer:
-    """Return an explorer of the story: what B shares, how long it is, what C shares, the variant.
-
-    >>> explorer = explore_story()
-    >>> "wrong keys 1" in explorer.page
-    True
-    >>> explorer.close()
-    """
-    from ipywidgets import Dropdown, IntSlider
-
-    return explore_views(
-        story_view,
-        shared=IntSlider(139, 96, 141, description="B shares"),
-        length=IntSlider(400, 142, 500, description="B has"),
-        third=IntSlider(130, 16, 141, description="C shares"),
-        variant=Dropdown(options=list(VARIANTS), description="variant"),
-    )
 
 
 def answer_rows(settings: Settings) -> list[tuple[str, str, int]]:
@@ -146,7 +105,7 @@ def answer_rows(settings: Settings) -> list[tuple[str, str, int]]:
 
     Needs ``recurrence=True``: tokens come from the state that a request really has.
     """
-    requests = story()
+    requests = three_requests()
     cases: list[tuple[str, Sequence[Request], bool]] = [
         ("C alone, no cache", requests[2:], True),
         ("all three, no checkpoints inside a step", requests, False),

@@ -1,0 +1,79 @@
+"""The words and letters of the course, as the notebooks' tables define them."""
+
+# The words of the course, by the notebook whose table defines them. A row may define several.
+GLOSSARY: dict[str, dict[str, str]] = {
+    "01": {
+        "request": "a prompt and what is generated after it",
+        "step": "what the engine runs at once: some tokens of some requests",
+        "query": "the tokens of *one* request that one step computes",
+        "prefill chunk": "a query that lies in the prompt; a long prompt takes several",
+        "decode": (
+            "a query of one token that was generated: it adds one attention entry, and "
+            "overwrites the state"
+        ),
+        "state": (
+            "what a recurrent layer knows after a token: its memory, and the convolution window"
+        ),
+        "position": "a token count at which a state exists",
+        "checkpoint": "a state that is saved *inside* a prefill chunk, in passing",
+        "block, pool": (
+            "a slot for M tokens' attention entries, or for *one* state; the pool is all of "
+            "them, with a number each"
+        ),
+        "row, column": (
+            "a request's list of blocks; column c stands for its c-th run of M tokens, from 0"
+        ),
+        "running, previous, null": (
+            "the column of the newest state; the one that the query started from; a column "
+            "without a block"
+        ),
+        "key, promise": (
+            "what a cache looks up; key 96 promises the state after a prompt's first 96 tokens"
+        ),
+        "hash unit": "H tokens under one key",
+        "hit": "the tokens that a request resumes after",
+        "group": "layers that keep the same kind of thing, and so share one row per request",
+        "drop": (
+            "with speculative decoding the last unit that matches is computed again: hits "
+            "land one unit earlier"
+        ),
+        "frame": (
+            "one picture of a film; a film's frames are *not* the engine's steps: one step "
+            "may take several frames"
+        ),
+    },
+    "02": {
+        "junction": "where a prefix that was seen before stops being shared",
+        "budget": "the most tokens that one step computes; a longer prompt takes several steps",
+        "scheduler": "decides how far a request runs in this step",
+        "allocator": "decides which columns get a block, and which block gets a key",
+        "retention": (
+            "which block ends keep a key: every one, or (retention 0) only a prompt's last "
+            "one and junctions"
+        ),
+    },
+    "04": {
+        "worker, exporter": "the worker computes; its exporter stores a checkpoint",
+        "predicate": "the six conditions of notebook 02: can a checkpoint be written here?",
+        "held": "the tokens whose state a block *really* contains",
+        "restore": "what a hit does: the request goes on from the state in that block",
+        "dense": (
+            "the retention that keeps every block boundary; with R = 0 only a prompt's last "
+            "one and junctions stay"
+        ),
+        "variant": "a set of the scheduler's rules: a release's (`vllm-0.33`), or a fix of it",
+    },
+}
+# The letters, all of them tokens, by the table of notebook 01.
+LETTERS: dict[str, str] = {
+    "M": "a block: the tokens that one column stands for",
+    "H": "a hash unit: every position with a key is a multiple of it",
+    "U": (
+        "the hit alignment: a hit may land only on a multiple of it; usually U = H, some "
+        "engines set U = M"
+    ),
+    "A": "the kernel grid: the prefill kernel can save a state only at s + A, s + 2A, …",
+    "L": "the tokens of a request after this step",
+    "q": "those of them that this step computes",
+    "s": "where the query starts: s = L − q",
+}
