@@ -67,7 +67,7 @@ def test_the_planted_bug_passes_the_small_test_and_is_caught_by_the_checker(cell
 
 
 def test_the_answer_in_the_notebook_is_the_late_kernel_repaired(cells, tmp_path):
-    text = source_of(cells, "<details>", "markdown")
+    text = source_of(cells, "def my_export(", "markdown")
     answer = re.search(r"```python\n(.*?)```", text, re.S)[1]
     late = source_of(cells, "def late_export(").replace("late_export", "my_export")
     assert answer.strip() == late.replace(LATE, RIGHT).strip()

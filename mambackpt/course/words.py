@@ -52,11 +52,14 @@ GLOSSARY: dict[str, dict[str, str]] = {
             "one and junctions"
         ),
     },
+    "03": {
+        "exporter": "what stores a checkpoint in a block while the prefill runs",
+        "restore": "what a hit does: the request goes on from the state in that block",
+    },
     "04": {
-        "worker, exporter": "the worker computes; its exporter stores a checkpoint",
+        "worker": "the party that computes, with the exporter in it",
         "predicate": "the six conditions of notebook 02: can a checkpoint be written here?",
         "held": "the tokens whose state a block *really* contains",
-        "restore": "what a hit does: the request goes on from the state in that block",
         "dense": (
             "the retention that keeps every block boundary; with R = 0 only a prompt's last "
             "one and junctions stay"
