@@ -94,7 +94,8 @@ def page_of(notebook: Notebook, stem: str) -> Page:
 
     first = notebook.cells[0].source
     title = first.splitlines()[0].removeprefix("# ").strip()
-    puzzle = re.sub(r"\s+", " ", first.split("*Needs:*")[0].split("\n", 1)[1]).strip()
+    story = re.split(r"\*(?:Takes for granted|Needs):\*", first)[0].split("\n", 1)[1]
+    puzzle = re.sub(r"\s+", " ", story.replace(".ipynb)", ".html)")).strip()
     exporter = HTMLExporter(template_name="basic")  # type: ignore[no-untyped-call]
     body, _ = exporter.from_notebook_node(_without_widgets(notebook))
     body = re.sub(r'(href="[^":#]+)\.ipynb', r"\1.html", body)
