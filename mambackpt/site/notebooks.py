@@ -12,6 +12,8 @@ from mambackpt.errors import CheckpointValueError
 Notebook = Any  # nbformat's tree of dictionaries
 NOTEBOOK_NAMES = "[0-9][0-9]_*.ipynb"
 _SECONDS_PER_CELL = 300
+# A kernel's first reply may be lost among many; nbclient then waits this long, and goes on.
+_SECONDS_TO_SAY_WHAT_IT_IS = 10
 # What the hook of the repository takes out of each notebook beside outputs and counts.
 EXTRA_KEYS = ("metadata.language_info", "cell.metadata.execution")
 
@@ -45,7 +47,8 @@ def execute(*notebooks: Notebook, folder: Path, **variables: str) -> None:
         for seed, notebook in enumerate(notebooks):
             client = NotebookClient(
                 notebook,
-                timeout=_SECONDS_PER_CELL,
+                timeout=_SECONDS_TO_SAY_WHAT_IT_IS,
+                timeout_func=lambda _: _SECONDS_PER_CELL,
                 kernel_name="python3",
                 resources={"metadata": {"path": str(folder)}},
                 record_timing=False,
