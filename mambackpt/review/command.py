@@ -12,7 +12,7 @@ from mambackpt.models import BootLog, read_boot_log
 from mambackpt.replay import PrefillRate, Trace, is_generated, open_trace
 from mambackpt.review.pack import build_review, writable
 from mambackpt.review.question import LENGTHS, Question
-from mambackpt.why import find_model, kernel_grid
+from mambackpt.why import common_budget, find_model, kernel_grid
 
 _LENGTHS = ",".join(map(str, LENGTHS))
 
@@ -33,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--hash", help="tokens per hash unit [the block]")
     add("--alignment", help="grid of the kernel, 0 if it cannot export [the model's kernel]")
     add("--drop", action="store_true", help="speculative decoding drops a block")
-    add("--budget", default="8192", help="tokens of one prefill step [8192]")
+    add("--budget", help="tokens of one prefill step [8192, or a larger block]")
     add("--pool", help="cache of one device, such as 20GB [the log's, or unlimited]")
     add("--max-len", help="tokens of the longest request [the log's, or 262144]")
     add("--lengths", default=_LENGTHS, help=f"prompts that are drawn [{_LENGTHS}]")
@@ -91,6 +91,13 @@ def _question(args: argparse.Namespace) -> Question:
     if not pool:
         assumed.append("Memory is unlimited: no --pool was given.")
     assumed += model.notes
+    chunk = block or model.block_size()
+    budget = whole_number("--budget", args.budget or str(common_budget(chunk)))
+    if budget < chunk:
+        raise CheckpointValueError(
+            f"--budget is {budget:,} and the block {chunk:,}; expected a step that holds a block. "
+            f"Try --budget {chunk}."
+        )
     if not (model.recurrent_layers and model.attention_layers) and pool:
         raise CheckpointValueError(
             f"--pool is given and the layers of {model.name} are not known; expected both counts. "
@@ -103,7 +110,7 @@ def _question(args: argparse.Namespace) -> Question:
         hash_block=unit,
         alignment=None if args.alignment is None else _number("--alignment", args.alignment, 0),
         drop=args.drop,
-        budget=whole_number("--budget", args.budget),
+        budget=budget,
         pool_bytes=pool or None,
         max_len=longest,
         lengths=whole_numbers("--lengths", args.lengths),

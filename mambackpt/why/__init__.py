@@ -1,7 +1,7 @@
 """Why is there no checkpoint, and why no hit? One query, two prompts, many conversations."""
 
 from mambackpt.why.cures import Cure, find_cures
-from mambackpt.why.defaults import common_settings, find_model, kernel_grid
+from mambackpt.why.defaults import common_budget, common_settings, find_model, kernel_grid
 from mambackpt.why.live import LiveVerdict, explain_live
 from mambackpt.why.prompts import CAUSES, HitVerdict, explain_hit
 from mambackpt.why.staircase import (
@@ -18,6 +18,7 @@ __all__ = [
     "HitVerdict",
     "LiveVerdict",
     "Stairs",
+    "common_budget",
     "common_settings",
     "explain_hit",
     "explain_live",

@@ -13,7 +13,7 @@ from mambackpt.models import HybridModel
 from mambackpt.planner import POSITION_FORMULAS
 from mambackpt.replay import PrefillRate
 from mambackpt.why.cures import Cure, find_cures
-from mambackpt.why.defaults import find_model, kernel_grid
+from mambackpt.why.defaults import common_budget, find_model, kernel_grid
 from mambackpt.why.kept import positions_in_words
 from mambackpt.why.live import LiveVerdict, explain_live
 from mambackpt.why.prompts import NEW, HitVerdict, explain_hit
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--drop", action="store_true", help="speculative decoding drops a block")
     add("--lookahead", default="0", help="tokens a hash looks ahead")
     add("--formula", choices=list(POSITION_FORMULAS), help="one query: of the position [current]")
-    add("--budget", help="tokens of one prefill step [8192]")
+    add("--budget", help="tokens of one prefill step [8192, or a larger block]")
     add("--retention", help="dense, 0, or keep a state every so many tokens [0]")
     add("--shared-prefix-checkpoint", action="store_true", help="keep a state at a junction")
     add("--rule", help="a placement rule in place of the engine's, such as interval(4096)")
@@ -165,7 +165,8 @@ def _geometry_of(args: argparse.Namespace, model: HybridModel | None) -> tuple[C
     if args.seq_len is None and args.rule is None and args.retention is None:
         said.append("retention 0 (the prompt's last boundary and junctions)")
     if args.seq_len is None and args.budget is None:
-        said.append("budget 8,192")
+        budget = common_budget(block)
+        said.append(f"budget {budget:,}" + " (a block)" * (budget == block))
     lookahead = whole_number("--lookahead", args.lookahead, least=0)
     geometry = CacheGeometry(unit, block, grid, hits, args.drop, lookahead)
     sentence = f"Not given, so as vllm 0.33.0 has it: {', '.join(said)}." if said else ""
@@ -189,7 +190,7 @@ def _settings_of(args: argparse.Namespace, geometry: CacheGeometry) -> Settings:
         num_hash_lookahead_tokens=g.num_hash_lookahead_tokens,
         retention=R,
         shared_prefix_checkpoint=args.shared_prefix_checkpoint,
-        budget=whole_number("--budget", args.budget or "8192"),
+        budget=whole_number("--budget", args.budget or str(common_budget(g.M))),
         max_running=1,
     )
 

@@ -41,6 +41,17 @@ def kernel_grid(model: HybridModel | None) -> tuple[int | None, str]:
     return None, f"no states inside a chunk ({layers} layers with Triton kernels)"
 
 
+def common_budget(block: int) -> int:
+    """Return the tokens of one step where nothing is given: 8,192, or a larger block.
+
+    >>> common_budget(528), common_budget(11392)
+    (8192, 11392)
+
+    An engine whose step cannot hold a block does not start.
+    """
+    return max(8192, block)
+
+
 def common_settings(
     model: HybridModel | None = None, *, block: int | None = None, hash_unit: int | None = None
 ) -> Settings:
@@ -49,13 +60,17 @@ def common_settings(
     >>> common_settings(find_model("qwen3.5-4b")).hash_block_size
     528
 
-    Tokens; the hash unit is the block unless it is given, retention 0, the budget 8,192. Without a
-    model the block is 528 unless it is given. Raises as `Settings` does.
+    Tokens; the hash unit is the block unless it is given, retention 0, the budget that of
+    `common_budget`. Without a model the block is 528 unless it is given. Raises as `Settings` does.
     """
     if block is None:
         block = find_model("qwen3.5-4b").block_size() if model is None else model.block_size()
     grid, _ = kernel_grid(model)
     unit = block if hash_unit is None else hash_unit
     return Settings(
-        mamba_block_size=block, hash_block_size=unit, checkpoint_alignment=grid, max_running=1
+        mamba_block_size=block,
+        hash_block_size=unit,
+        checkpoint_alignment=grid,
+        budget=common_budget(block),
+        max_running=1,
     )

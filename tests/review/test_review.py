@@ -39,6 +39,19 @@ def test_the_pack_is_a_page_its_markdown_and_every_figure_twice(review: Review) 
     assert list(review.files) == [*drawn, "review.md", "index.html"]
 
 
+def test_a_step_is_at_least_a_block_by_itself_and_by_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An engine whose step cannot hold a block does not start; kimi-k3's is beyond 8,192."""
+    command = ["review", "--model", "kimi-k3", "--trace", "chat:20", "--histories", "1"]
+    assert main([*command, "--out", str(tmp_path / "default")]) == 0
+    assert "tokens of one step | 11,392" in (tmp_path / "default/review.md").read_text()
+    capsys.readouterr()
+    assert main([*command, "--budget", "4096", "--out", str(tmp_path / "small")]) == 2
+    assert "Try --budget 11392" in capsys.readouterr().err
+    assert not (tmp_path / "small").exists()
+
+
 def test_a_second_run_gives_the_same_bytes(review: Review) -> None:
     again = build_review(question_of(pool_bytes=20 * 10**9), command=["python -m mambackpt review"])
     assert again.files == review.files
