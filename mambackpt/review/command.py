@@ -46,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Write a review and print the paths; ``python -m mambackpt review``."""
     args = _parser().parse_args(argv)
-    writable(args.out)
     question = _question(args)
+    writable(args.out)
     command = ["python -m mambackpt review " + " ".join(map(quote, _without_out(argv)))]
     review = build_review(question, command=command)
     for path in review.save(args.out):

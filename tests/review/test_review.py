@@ -45,7 +45,7 @@ def test_a_step_is_at_least_a_block_by_itself_and_by_order(
     """An engine whose step cannot hold a block does not start; kimi-k3's is beyond 8,192."""
     command = ["review", "--model", "kimi-k3", "--trace", "chat:20", "--histories", "1"]
     assert main([*command, "--out", str(tmp_path / "default")]) == 0
-    assert "tokens of one step | 11,392" in (tmp_path / "default/review.md").read_text()
+    assert "| tokens of one step | 11,392 |" in (tmp_path / "default/review.md").read_text()
     capsys.readouterr()
     assert main([*command, "--budget", "4096", "--out", str(tmp_path / "small")]) == 2
     assert "Try --budget 11392" in capsys.readouterr().err
