@@ -178,7 +178,7 @@ def test_a_wrong_input_is_said_and_nothing_is_written(
 ) -> None:
     assert main(["review", *words, "--out", str(tmp_path / "out")]) == 2
     assert sentence in capsys.readouterr().err
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_is_a_file_is_refused_before_any_work(tmp_path: Path) -> None:
