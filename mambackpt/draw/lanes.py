@@ -443,7 +443,7 @@ class Lanes:
             painter.text(0, top + 2.15, shortened.replace("    ", " · "), "left")
 
     def _draw_marks(self, lane: Lane, top: float) -> None:
-        painter, em, M = self._painter, self._em, lane.block
+        painter, M = self._painter, lane.block
         labels = {lane.seq_len: f"{lane.seq_len:,}"}
         for mark in lane.marks:
             painter.mark(mark.kind, mark.position, top + 2.05)
@@ -452,16 +452,29 @@ class Lanes:
                 down = [(mark.position, top + 2.05), (mark.position, top + 2.75)]
                 into = ((mark.column + 0.5) * M, top + 3.5)
                 painter.line([*down, into], _MARKERS[mark.kind][1])
-        free = 0.0  # labels run from left to right: before their mark where there is room, or after
-        for position, label in sorted((at, label) for at, label in labels.items() if label):
-            width = (text_width(label) + 0.5) * em
-            if position < lane.seq_len and position - width > free:
-                painter.text(position - 0.6 * em, top + 0.7, label, "right")
-                free = position + 0.6 * em
-            elif max(free, position) + width <= self.ax.get_xlim()[1]:
-                x = max(free, position + 0.6 * em * (position < lane.seq_len))
-                painter.text(x, top + 0.7, label, "left")
-                free = x + width
+        self._label_positions(lane.seq_len, labels, top + 0.7)
+
+    def _label_positions(self, seq_len: int, labels: dict[int, str], y: float) -> None:
+        """Write each position before its mark, after it, or above it; else leave it out.
+
+        From right to left, so that the last ones are there. No label stands above another mark.
+        """
+        em, limit = self._em, self.ax.get_xlim()[1]
+        places = sorted(position for position, label in labels.items() if label)
+        for before, position in reversed(list(zip([-em, *places], places, strict=False))):
+            width, gap = (text_width(labels[position]) + 0.5) * em, 0.6 * em
+            after = position + gap * (position < seq_len)
+            if position == seq_len and after + width <= limit:
+                x, align, limit = after, "left", position - gap
+            elif before + gap < position - width and position - gap <= limit:
+                x, align, limit = position - gap, "right", position - width
+            elif before + gap < position - width / 2 and position + width / 2 <= limit:
+                x, align, limit = position, "center", position - width / 2
+            elif after + width <= limit:
+                x, align, limit = after, "left", position - gap
+            else:
+                continue
+            self._painter.text(x, y, labels[position], align)
 
 
 def _spans(columns: Sequence[Column], *, bundled: bool) -> list[tuple[int, int]]:

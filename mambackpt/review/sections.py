@@ -198,7 +198,9 @@ def staircase(question: Question) -> Drawn:
     )  # fmt: skip
     curves = {words: (list(s.lengths), list(s.computed)) for words, s in stairs.items()}
     with style():
-        figure, [ax, note] = sheet(finding, [14, 1.4], left=5, right=11)
+        figure, [ax, note] = sheet(
+            finding, [14, 1.4], left=left_margin([numeral(longest)]) + 2, right=11
+        )
         for (words, (x, y)), colour in zip(curves.items(), (STATE, GREY), strict=True):
             ax.plot(x, y, color=colour, label=words)
             ax.annotate(words, (x[-1], max(y)), (8, 0), textcoords="offset points", va="center")
@@ -278,10 +280,10 @@ def rules(question: Question) -> Drawn:
     best = max(compared, key=lambda row: row.hit)
     worst = min(compared, key=lambda row: row.hit)
     finding = (
-        f"Keeping {best.words} ({best.rule}) reuses {best.hit:.1f} % of the prompt tokens, "
-        f"{worst.rule} {worst.hit:.1f} %; an unlimited attention cache would find {ceiling:.1f} %."
+        f"Keeping {best.words} reuses {best.hit:.1f} % of the prompt tokens, {worst.words} "
+        f"{worst.hit:.1f} %; an unlimited attention cache would find {ceiling:.1f} %."
     )
-    labels = [row.rule for row in compared]
+    labels = [_LABELS[row.rule] for row in compared]
     words = [f"{row.hit:.1f} %" for row in compared]
     with style():
         figure, [ax, note] = sheet(
@@ -297,6 +299,12 @@ def rules(question: Question) -> Drawn:
     return Section("Placement rules compared", parts), {"rules": Drawing(figure, finding, alt)}
 
 
+_LABELS = {
+    "last": "last boundary",
+    "last+junction": "+ where prefixes part",
+    "last+junction+chunk": "+ every chunk end",
+    "all": "every boundary",
+}
 _SIMPLIFIED = (
     "One request at a time, no states of decode steps, full blocks only: a comparison of rules, "
     "not a forecast of a server's hit rate."
@@ -325,8 +333,9 @@ def retention(question: Question) -> Drawn:
     block = question.geometry.M
     every = [block << power for power in range(7)]
     runs = [_replay(question, f"interval({K})") for K in every]
-    work = [run.recomputed / 1e6 for run in runs]
+    work = [run.recomputed for run in runs]
     best = every[work.index(min(work))]
+    above = [(tokens - min(work)) / 1e6 for tokens in work]
     rows = [
         [K, round(100 * run.hit_rate, 2), run.recomputed, round(run.states_per_request, 2)]
         for K, run in zip(every, runs, strict=True)
@@ -336,20 +345,19 @@ def retention(question: Question) -> Drawn:
         ["K (tokens)", "reused (%)", "recomputed", "states per request"],
         rows,
     )
-    ends = f"{work[0]:,.1f} M at {every[0]:,} and {work[-1]:,.1f} M at {every[-1]:,}"
+    ends = f"{above[0]:,.2f} M tokens more at {every[0]:,} and {above[-1]:,.2f} M at {every[-1]:,}"
     finding = (
-        f"Least is recomputed with a state every {best:,} tokens: {min(work):,.1f} M tokens, "
-        f"against {ends}."
+        f"Least is recomputed with a state every {best:,} tokens, {min(work) / 1e6:,.1f} M; {ends}."
     )
     with style():
         figure, [ax] = sheet(finding, [14], left=5, right=9)
-        fit_y(ax, [work], least=0)
+        fit_y(ax, [above], least=0)
         draw_curves(
-            ax, {"recomputed": (every, work)}, x_label="a state every (tokens)",
-            y_label="recomputed (M tokens)", highlight={"recomputed": STATE}, log_x=True,
+            ax, {"recomputed": (every, above)}, x_label="a state every (tokens)",
+            y_label="above the least (M tokens)", highlight={"recomputed": STATE}, log_x=True,
         )  # fmt: skip
-        ax.plot(best, min(work), "o", color=HIT, zorder=4)
-    said = describe_curves({"Recomputed, in million tokens": (every, work)}, ",.1f")
+        ax.plot(best, 0, "o", color=HIT, zorder=4)
+    said = describe_curves({"Above the least, in million tokens": (every, above)}, ",.2f")
     alt = f"{finding} {said}, at {', '.join(f'{K:,}' for K in every)} tokens."
     drawing = Drawing(figure, finding, alt)
     return Section("How far apart to keep states", [table]), {"retention": drawing}
@@ -400,7 +408,8 @@ def assumptions(question: Question) -> Section:
                    f"attention cache {model.kv_dtype}"],
         ["ranks, draft tokens", f"{model.ranks}, {model.spec}"],
         ["block, hash unit, hits on", f"{geometry.M:,}, {geometry.H:,}, {geometry.U:,} tokens"],
-        ["grid of the kernel", f"{geometry.A} tokens"],
+        ["grid of the kernel", f"{geometry.A} tokens" if geometry.A else "none: no state inside "
+                                                                         "a chunk"],
         ["speculative decoding drops a unit", "yes" if geometry.drop_eagle_block else "no"],
         ["tokens of one step", f"{question.budget:,}"],
         ["traffic", _traffic(question)],
@@ -412,7 +421,8 @@ def assumptions(question: Question) -> Section:
 
 
 def _shape(layer: object) -> str:
-    sizes = ", ".join(f"{name} {value}" for name, value in asdict(layer).items())  # type: ignore[call-overload]
+    given = asdict(layer).items()  # type: ignore[call-overload]
+    sizes = ", ".join(f"{name} {value}" for name, value in given if value is not None)
     return f"{type(layer).__name__} ({sizes})"
 
 
