@@ -25,7 +25,7 @@ IMPORTS: dict[str, set[str]] = {
     "errors": set(),
     "kernels": set(),
     "geometry": {"errors"},
-    "course": {"engine", "errors"},
+    "course": {"bench", "engine", "errors", "metadata"},
     "models": {"cli", "errors"},
     "planner": {"errors", "geometry"},
     "site": {"cli", "errors"},

@@ -262,7 +262,7 @@ def test_every_number_in_the_text_is_in_code_or_in_an_output(path: Path, runs: R
     assert {n for n in numbers(text) if n >= 100} <= computed
 
 
-TAUGHT = [path for path in NOTEBOOKS if path.name[:2] in ("01", "02", "04")]
+TAUGHT = [path for path in NOTEBOOKS if path.name[:2] in ("01", "02", "04", "05")]
 MOST_KIT_IMPORTS = 5
 MOST_SILENT = 0.4
 taught = pytest.mark.parametrize("path", TAUGHT, ids=lambda path: path.stem)

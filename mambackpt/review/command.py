@@ -91,13 +91,6 @@ def _question(args: argparse.Namespace) -> Question:
     if not pool:
         assumed.append("Memory is unlimited: no --pool was given.")
     assumed += model.notes
-    chunk = block or model.block_size()
-    budget = whole_number("--budget", args.budget or str(common_budget(chunk)))
-    if budget < chunk:
-        raise CheckpointValueError(
-            f"--budget is {budget:,} and the block {chunk:,}; expected a step that holds a block. "
-            f"Try --budget {chunk}."
-        )
     if not (model.recurrent_layers and model.attention_layers) and pool:
         raise CheckpointValueError(
             f"--pool is given and the layers of {model.name} are not known; expected both counts. "
@@ -110,7 +103,7 @@ def _question(args: argparse.Namespace) -> Question:
         hash_block=unit,
         alignment=None if args.alignment is None else _number("--alignment", args.alignment, 0),
         drop=args.drop,
-        budget=budget,
+        budget=_budget(args.budget, block or model.block_size()),
         pool_bytes=pool or None,
         max_len=longest,
         lengths=whole_numbers("--lengths", args.lengths),
@@ -118,6 +111,17 @@ def _question(args: argparse.Namespace) -> Question:
         histories=whole_number("--histories", args.histories),
         assumed=assumed,
     )
+
+
+def _budget(text: str | None, block: int) -> int:
+    """The tokens of one step: those given, or the common ones."""
+    budget = whole_number("--budget", text or str(common_budget(block)))
+    if budget < block:
+        raise CheckpointValueError(
+            f"--budget is {budget:,} and the block {block:,}; expected a step that holds a block. "
+            f"Try --budget {block}."
+        )
+    return budget
 
 
 def _number(option: str, text: str | None, least: int = 1) -> int | None:
