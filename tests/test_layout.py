@@ -25,7 +25,7 @@ IMPORTS: dict[str, set[str]] = {
     "errors": set(),
     "kernels": set(),
     "geometry": {"errors"},
-    "course": {"bench", "engine", "errors", "metadata"},
+    "course": {"bench", "engine", "errors", "metadata", "models", "resume"},
     "models": {"cli", "errors"},
     "planner": {"errors", "geometry"},
     "site": {"cli", "errors"},

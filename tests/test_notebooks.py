@@ -262,13 +262,11 @@ def test_every_number_in_the_text_is_in_code_or_in_an_output(path: Path, runs: R
     assert {n for n in numbers(text) if n >= 100} <= computed
 
 
-TAUGHT = [path for path in NOTEBOOKS if path.name[:2] in ("01", "02", "04", "05")]
 MOST_KIT_IMPORTS = 5
 MOST_SILENT = 0.4
-taught = pytest.mark.parametrize("path", TAUGHT, ids=lambda path: path.stem)
 
 
-@taught
+@every_notebook
 def test_code_is_short_speaks_and_imports_little(path: Path, runs: Runs) -> None:
     """A reader stops reading cells that show nothing; ten imports mean that a room has no face.
 
@@ -281,11 +279,14 @@ def test_code_is_short_speaks_and_imports_little(path: Path, runs: Runs) -> None
     assert len(re.findall(r"^(?:from|import) mambackpt", source, re.M)) <= MOST_KIT_IMPORTS
 
 
-@taught
+@every_notebook
 def test_a_notebook_says_what_it_takes_for_granted_and_what_comes_next(path: Path) -> None:
     first, *_, last = text_cells(load(path))
-    assert "*Takes for granted:*" in first.source
-    following = NOTEBOOKS[NOTEBOOKS.index(path) + 1]
+    assert "*Takes for granted:*" in first.source or path == NOTEBOOKS[0]
+    following = [*NOTEBOOKS, NOTEBOOKS[0]][NOTEBOOKS.index(path) + 1]
+    if path == NOTEBOOKS[-1]:
+        assert f"({following.name})" in last.source
+        return
     assert f"Next: [{following.name[:2]}, " in last.source
     assert f"({following.name})" in last.source
 

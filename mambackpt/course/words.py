@@ -66,6 +66,48 @@ GLOSSARY: dict[str, dict[str, str]] = {
         ),
         "variant": "a set of the scheduler's rules: a release's (`vllm-0.33`), or a fix of it",
     },
+    "05": {
+        "stride": "how many numbers lie between one block, token or channel and the next",
+        "token-first, dim-first": (
+            "a window whose channels lie side by side, token by token; or whose 3 tokens "
+            "lie side by side, channel by channel"
+        ),
+        "program": "one of them; it knows its two numbers in the *grid*",
+        "tile": "the numbers that one program works on",
+        "access": "what a thread moves at once: 16 bytes at most",
+        "warp": "32 threads (AMD: 64) that run each instruction together",
+        "register, spill": (
+            "a thread's own few numbers; one that had to be parked in memory for want of registers"
+        ),
+        "sm_80, sm_90, sm_100, gfx942": (
+            "what a compiler calls its targets: NVIDIA's A100, H100 and B200 generations, "
+            "AMD's MI300"
+        ),
+        "meta": "a torch tensor with a shape and no memory",
+    },
+    "06": {
+        "trace": (
+            "requests in the order of their arrival: prompt lengths, and which prefixes they share"
+        ),
+        "placement rule": "says after which tokens of a prompt a state is kept",
+        "attention hit": "the longest prefix of a prompt whose attention cache is still there",
+        "joint hit": (
+            "the deepest kept state within the attention hit: a hybrid model resumes after it"
+        ),
+        "recomputed": "prompt tokens that were not reused: the work that is left to do",
+        "reuse ceiling": (
+            "the hit rate of a model without recurrent layers and with unlimited memory"
+        ),
+        "exchange rate": "tokens of attention cache that take as many bytes as one state",
+    },
+    "07": {
+        "boot log": (
+            "what an engine prints when it starts; two of its lines give away most of its settings"
+        ),
+        "concurrency": "requests of the longest length that fit at once",
+        "staircase": "what a prompt recomputes, over its length",
+        "review pack": "all of this on one page",
+    },
 }
 # The letters, all of them tokens, by the table of notebook 01.
 LETTERS: dict[str, str] = {
