@@ -411,7 +411,7 @@ def explain(
     >>> decision.reason, decision.position
     (<Reason.COLUMN_TAKEN: 3>, 3600)
     >>> print(decision.sentence)
-    The query starts at 1984, which is inside column 1, the column the checkpoint would overwrite.
+    The query starts at 1,984, which is inside column 1, the column the checkpoint would overwrite.
 
     Rows as in `compute_mamba_prefill_checkpoints`, which this asks row by row through the shared
     predicate. ``formula="before-0.32"`` shows the earlier position, which differs for a dropped
@@ -462,50 +462,49 @@ def describe_reason(
         case Reason.ACCEPTED:
             return (
                 f"The state after {_tokens(position)} is saved {_tokens(position - start)} into "
-                f"the query, in column {column}, and keyed by {position}."
+                f"the query, in column {column:,}, and keyed by {position:,}."
             )
         case Reason.CANNOT_EXPORT:
             return "The prefill kernel of this layer cannot emit a state inside a query."
         case Reason.START_OFF_HASH_GRID:
             return (
-                f"The query starts at {start}, which is not a multiple of the hash unit "
+                f"The query starts at {start:,}, which is not a multiple of the hash unit "
                 f"({_tokens(H)})."
             )
         case Reason.COLUMN_TAKEN if column < 0:
             return (
-                f"The query ends at {end}, inside the first block of {_tokens(M)}: there is no "
+                f"The query ends at {end:,}, inside the first block of {_tokens(M)}: there is no "
                 "column before the running state's."
             )
         case Reason.COLUMN_TAKEN if start % M == 0:
             return (
-                f"The query starts at {start} with the state in column {(start - 1) // M}, and the "
-                f"checkpoint's column, {column}, is not after it."
+                f"The query starts at {start:,} with the state in column {(start - 1) // M:,}, and "
+                f"the checkpoint's column, {column:,}, is not after it."
             )
         case Reason.COLUMN_TAKEN if start // M == column:
             return (
-                f"The query starts at {start}, which is inside column {column}, the column the "
+                f"The query starts at {start:,}, which is inside column {column:,}, the column the "
                 "checkpoint would overwrite."
             )
         case Reason.COLUMN_TAKEN:
             return (
-                f"The query starts at {start} and ends at {end}, both inside column "
-                f"{column + 1}: the checkpoint's column, {column}, lies before its start."
+                f"The query starts at {start:,} and ends at {end:,}, both inside column "
+                f"{column + 1:,}: the checkpoint's column, {column:,}, lies before its start."
             )
         case Reason.NO_BLOCK_GAINED:
             return (
-                f"The last reusable position is {position}, less than one hash unit ({_tokens(H)}) "
-                f"after the query's start at {start}: nothing would be gained."
+                f"The last reusable position is {position:,}, less than one hash unit "
+                f"({_tokens(H)}) after the query's start at {start:,}: nothing would be gained."
             )
         case Reason.NOT_INSIDE_QUERY:
-            return (
-                f"The position {position} is not strictly inside the query from {start} to {end}."
-            )
+            query = f"the query from {start:,} to {end:,}"
+            return f"The position {position:,} is not strictly inside {query}."
         case Reason.OFF_KERNEL_GRID:
             return (
-                f"The position {position} is {_tokens(position - start)} into the query, which is "
-                f"not a multiple of the {_tokens(A or 0)} at which the kernel can emit a state."
+                f"The position {position:,} is {_tokens(position - start)} into the query, which "
+                f"is not a multiple of the {_tokens(A or 0)} at which the kernel can emit a state."
             )
 
 
 def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count} tokens"
+    return "1 token" if count == 1 else f"{count:,} tokens"

@@ -9,7 +9,7 @@ from mambackpt.__main__ import COMMANDS, main
 
 def test_why_says_where_the_checkpoint_lands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "8000", "--block", "1536", "--alignment", "16"]) == 0
-    assert "after 7680 tokens is saved" in capsys.readouterr().out
+    assert "after 7,680 tokens is saved" in capsys.readouterr().out
 
 
 def test_why_says_why_there_is_none_and_leaves_with_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -367,7 +367,7 @@ def test_a_declined_row_still_says_where_the_rule_would_put_it() -> None:
     assert (decision.position, decision.candidate_column) == (3600, 1)
     assert (decision.offset, decision.column) == (0, -1)
     assert decision.sentence == (
-        "The query starts at 1984, which is inside column 1, the column the checkpoint would "
+        "The query starts at 1,984, which is inside column 1, the column the checkpoint would "
         "overwrite."
     )
 
@@ -389,7 +389,7 @@ def test_every_sentence_names_the_numbers_it_speaks_of(
             Reason.NO_BLOCK_GAINED: [decision.position, start, g.H],
             Reason.OFF_KERNEL_GRID: [decision.position, decision.position - start, g.A],
         }[decision.reason]
-        assert all(str(number) in said for number in named)
+        assert all(f"{number:,}" in said for number in named)
         assert said.endswith(".")
         if "inside column" in said and "overwrite" in said:
             assert start // g.M == decision.candidate_column

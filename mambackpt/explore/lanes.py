@@ -49,7 +49,7 @@ class View:
         """Return the picture that an explorer shows: for a page without a kernel.
 
         >>> placement_view(8000, 0, CacheGeometry(1536, 1536, 16, 1536)).draw().finding[:44]
-        'The state after 7680 tokens is saved 7680 to'
+        'The state after 7,680 tokens is saved 7,680 '
         """
         return Screen(self).draw(self)
 
@@ -63,7 +63,7 @@ def placement_view(seq_len: int, start: int, geometry: CacheGeometry) -> View:
 
     >>> view = placement_view(3602, 1984, CacheGeometry(16, 1600, 16, 16))
     >>> print(view.finding)
-    The query starts at 1984, which is inside column 1, the column the checkpoint would overwrite.
+    The query starts at 1,984, which is inside column 1, the column the checkpoint would overwrite.
     >>> [row[0] for row in view.rows if row[2].endswith("fails")]
     ['3 its column is free']
 

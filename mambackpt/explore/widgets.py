@@ -115,6 +115,25 @@ class Explorer(VBox):  # type: ignore[misc]
         return {name: control.value for name, control in self._controls.items()}
 
     @property
+    def controls(self) -> dict[str, Widget]:
+        """The controls, by name."""
+        return dict(self._controls)
+
+    @property
+    def shown(self) -> str | Drawing | Shown | None:
+        """What is shown now; None where it was refused."""
+        return self._drawn
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """The live widget, and where a page is made of the notebook, views without a kernel."""
+        from mambackpt.explore.static import asked_for, static_views
+
+        bundle = super()._repr_mimebundle_(**kwargs)
+        if asked_for():
+            bundle["text/html"] = static_views(self)
+        return bundle
+
+    @property
     def code(self) -> Code | None:
         """What reproduces the view that is shown now; None where nothing is known to."""
         habit = self._habits.code

@@ -81,7 +81,7 @@ def build_site(
     for path in paths:
         notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
         if run:
-            execute(notebook, folder=path.parent)
+            execute(notebook, folder=path.parent, MAMBACKPT_STATIC_VIEWS="1")
         pages.append(page_of(notebook, path.stem))
     files = {f"{page.stem}.html": _whole(page, pages) for page in pages}
     files["index.html"] = _contents(pages, figures)
@@ -113,7 +113,10 @@ def _without_widgets(notebook: Notebook) -> Notebook:
         outputs: list[Any] = []
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            if _WIDGET in data:
+            if _WIDGET in data and "text/html" in data:
+                data = {"text/html": data["text/html"]}
+                output = output | {"data": data, "metadata": {}}
+            elif _WIDGET in data:
                 said = "Here the notebook has controls to move; run it to use them."
                 data = {"text/html": f'<p class="left-out">{said}</p>'}
                 output = output | {"data": data, "metadata": {}}

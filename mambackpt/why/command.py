@@ -69,8 +69,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Say why there is no checkpoint, or no hit; exit status 1 where there is none.
 
-    >>> main(["8000", "--block", "1536", "--hash", "1536", "--alignment", "16"])
-    The state after 7680 tokens is saved 7680 tokens into the query, in column 4, and keyed by 7680.
+    >>> main(["800", "--block", "128", "--hash", "128", "--alignment", "16"])
+    The state after 768 tokens is saved 768 tokens into the query, in column 5, and keyed by 768.
     0
     """
     args = _parser().parse_args(argv)

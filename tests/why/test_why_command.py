@@ -24,7 +24,7 @@ def test_a_query_without_an_alignment_is_not_blamed_on_the_kernel(
 ) -> None:
     status, said = said_by(["8000", "--block", "1536"], capsys)
     assert status == 0
-    assert "after 7680 tokens is saved" in said
+    assert "after 7,680 tokens is saved" in said
     assert "kernel grid 16" in said, "a default is said"
     status, said = said_by(["8000", "--block", "1536", "--alignment", "none"], capsys)
     assert status == 1
@@ -36,7 +36,7 @@ def test_the_kernel_grid_is_the_model_s(capsys: pytest.CaptureFixture[str]) -> N
     status, said = said_by(["8000", "--model", "nemotron-3-nano"], capsys)
     assert (status, "Mamba-2" in said) == (0, True)
     assert "block 2,096 (of nemotron-3-nano)" in said
-    assert "after 6288 tokens" in said, "P12"
+    assert "after 6,288 tokens" in said, "P12"
 
 
 def test_the_puzzle_in_words(capsys: pytest.CaptureFixture[str]) -> None:
