@@ -14,7 +14,7 @@ from mambackpt.explore.widgets import Explorer, Shown
 
 # In the environment of a kernel whose notebook becomes a page: explorers then leave views.
 SWITCH = "MAMBACKPT_STATIC_VIEWS"
-MOST_BYTES = 240_000  # of an explorer's views on a page
+MOST_BYTES = 140_000  # of an explorer's views on a page
 _STOPS = 6  # of a slider, its ends among them
 
 

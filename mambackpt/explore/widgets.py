@@ -36,6 +36,13 @@ _LOOKS = f"""<style>
 .mambackpt-page td, .mambackpt-page th {{padding: 0.1em 0.6em; vertical-align: top}}
 .mambackpt-code pre {{white-space: pre-wrap; user-select: all; margin: 0.4em 0}}
 </style>"""
+# JupyterLab takes arrow keys for itself before a list of choices sees them, unless an attribute
+# asks it not to. A widget cannot set one; whoever moves into a list gets it here.
+_KEYS = """<img src="data:," alt="" hidden onerror="
+  this.closest('.mambackpt-explorer')?.addEventListener('focusin', moved => {
+    if (moved.target.tagName === 'SELECT') moved.target.dataset.lmSuppressShortcuts = 'true';
+  });
+">"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,8 @@ class Explorer(VBox):  # type: ignore[misc]
         self._held = False
         self._values = self.values
         self._drawn: str | Drawing | Shown | None = None
-        super().__init__([self._desk, self._frame, self._tools, HTML(_LOOKS)])
+        super().__init__([self._desk, self._frame, self._tools, HTML(_LOOKS + _KEYS)])
+        self.add_class("mambackpt-explorer")
         earlier = []
         for control in controls.values():
             users = _USERS.setdefault(control, {})

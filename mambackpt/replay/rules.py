@@ -171,8 +171,8 @@ def get_rule(
         if isinstance(error, CheckpointValueError):
             raise
         raise CheckpointValueError(
-            f"rule is {rule!r}; expected names joined with '+', such as 'last+junction' or "
-            f"'interval(4096)'. Names: {', '.join(RULES)}."
+            f"rule is {rule!r}; expected names joined with '+' out of {', '.join(RULES)}. Try "
+            "'last+junction', or 'interval(4096)'."
         ) from error
     if len(parts) == 1:
         return parts[0]
