@@ -1,34 +1,27 @@
 """What a reader gets: JupyterLab in Chromium opens each notebook, runs it, and a slider redraws."""
 
-import os
+import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser_tools import chromium, keep_screenshot, watch_console
 from notebook_tools import NOTEBOOKS, copy_of_the_folder
 
 from mambackpt.bench.browser import (
-    find_chromium,
+    KERNEL_IS_READY,
     open_browser,
     open_notebook,
     run_notebook,
     serve_lab,
 )
+from mambackpt.site.notebooks import LANGUAGE
 
 pytestmark = pytest.mark.browser
 
 WITH_EXPLORER = [path for path in NOTEBOOKS if "explore_" in path.read_text(encoding="utf-8")]
-
-
-def chromium() -> str:
-    """Where Chromium is; without one the tests skip, or fail where a browser is required."""
-    if found := find_chromium():
-        return found
-    if os.environ.get("MAMBACKPT_REQUIRE_BROWSER") == "1":
-        pytest.fail("MAMBACKPT_REQUIRE_BROWSER=1, and no chromium is on the PATH")
-    pytest.skip("needs chromium on the PATH (Debian: apt-get install chromium)")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +34,11 @@ def browser() -> Iterator[Any]:
 def lab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """A JupyterLab server on a copy of the notebooks: its address and its token."""
     home = tmp_path_factory.mktemp("lab")
-    with serve_lab(copy_of_the_folder(home / "notebooks"), home) as served:
+    folder = copy_of_the_folder(home / "notebooks")
+    for path in folder.glob("*.ipynb"):  # written by this patch version of Python
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(LANGUAGE["version"], platform.python_version()))
+    with serve_lab(folder, home) as served:
         yield served
 
 
@@ -50,19 +47,24 @@ class Reader:
 
     def __init__(self, browser: Any, lab: tuple[str, str]) -> None:
         self._browser, self._lab = browser, lab
-        self._ran: dict[str, Any] = {}
+        self._opened: dict[str, Any] = {}
+        self._ran: set[str] = set()
+        self.errors: dict[str, list[str]] = {}
 
     def open(self, name: str) -> Any:
         """Return a page on which JupyterLab shows a notebook."""
-        return open_notebook(self._browser, self._lab, name)
+        if name not in self._opened:
+            page = self._opened[name] = open_notebook(self._browser, self._lab, name)
+            self.errors[name] = watch_console(page)
+        return self._opened[name]
 
     def run(self, name: str) -> Any:
-        """Return the page of a notebook of which all cells were run, without an error."""
+        """Return the page of a notebook of which all cells were run."""
+        page = self.open(name)
         if name not in self._ran:
-            page = self._ran[name] = self.open(name)
             run_notebook(page)
-            assert not page.locator("[data-mime-type*=error]").count()
-        return self._ran[name]
+            self._ran.add(name)
+        return page
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +72,48 @@ def reader(browser: Any, lab: tuple[str, str]) -> Reader:
     return Reader(browser, lab)
 
 
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+@every_notebook
+def test_a_notebook_reads_before_it_is_run_and_opening_does_not_change_it(
+    path: Path, reader: Reader
+) -> None:
+    """N07: pictures and folded answers survive in a file that nobody has run or trusted."""
+    page = reader.open(path.name)
+    page.wait_for_function(KERNEL_IS_READY)
+    assert not page.evaluate("window.jupyterapp.shell.currentWidget.context.model.dirty")
+    for picture in page.locator(".jp-Notebook figure img").all():
+        assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") > 300
+        assert len(picture.get_attribute("alt")) > 20
+    answer = page.locator("details").first
+    answer.scroll_into_view_if_needed()
+    answer.locator("summary").click()
+    assert answer.get_attribute("open") is not None
+    page.locator(".jp-Notebook .jp-Cell").first.scroll_into_view_if_needed()
+    keep_screenshot(page, f"{path.stem[:2]}-opened")
+
+
+@every_notebook
+def test_a_notebook_runs_in_the_browser_without_an_error(path: Path, reader: Reader) -> None:
+    page = reader.run(path.name)
+    assert not page.locator("[data-mime-type*=error]").count()
+    assert not page.get_by_text("Traceback (most recent call last)").count()
+    assert reader.errors[path.name] == []
+
+
 @pytest.mark.parametrize("path", WITH_EXPLORER, ids=lambda path: path.stem)
 def test_a_moved_slider_changes_the_picture(path: Path, reader: Reader) -> None:
     page = reader.run(path.name)
-    explorer = page.locator(".widget-vbox").first
-    picture = explorer.locator("img")
+    explorer = page.locator(".mambackpt-explorer").first
+    picture = explorer.locator("figure img")
     before = picture.get_attribute("src")
     assert len(picture.get_attribute("alt")) > 20
-    handle = explorer.locator(".noUi-handle").first
+    handle = explorer.locator(".noUi-handle:visible").first
     handle.scroll_into_view_if_needed()
     handle.focus()
-    for _ in range(3):
-        page.keyboard.press("ArrowRight")
+    for key in ("Home", "ArrowRight", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
     page.wait_for_function(
         "([image, before]) => image.isConnected ? image.src !== before : true",
         arg=[picture.element_handle(), before],
@@ -91,7 +123,7 @@ def test_a_moved_slider_changes_the_picture(path: Path, reader: Reader) -> None:
 
 def test_bad_input_shows_a_sentence(reader: Reader) -> None:
     page = reader.run("02_where_checkpoints_land.ipynb")
-    explorer = page.locator(".widget-vbox").first
+    explorer = page.locator(".mambackpt-explorer").first
     field = explorer.get_by_label("hash unit H")
     field.fill("0")
     field.press("Enter")
@@ -128,16 +160,51 @@ def test_a_player_steps_through_its_frames_by_buttons_slider_and_keys(reader: Re
     player.get_by_role("button", name="Pause").click()
 
 
-def test_the_story_is_there_without_a_kernel(reader: Reader) -> None:
-    """N07: pictures and folded answers survive in a file that nobody has run or trusted."""
-    page = reader.open(NOTEBOOKS[0].name)
-    picture = page.locator(".jp-Notebook figure img").first
-    picture.wait_for()
-    assert picture.evaluate("image => image.naturalWidth") > 300
-    answer = page.locator("details").first
-    answer.scroll_into_view_if_needed()
-    answer.locator("summary").click()
-    assert answer.get_attribute("open") is not None
+def test_the_start_page_leads_to_every_notebook(reader: Reader) -> None:
+    page = reader.open("start.ipynb")
+    links = page.locator(".jp-RenderedMarkdown a[href*='ipynb']")
+    assert {link.inner_text()[:2] for link in links.all()} == {path.name[:2] for path in NOTEBOOKS}
+    keep_screenshot(page, "start-opened")
+
+
+# Words that a reader needs, and how far their colour is from the one behind them (WCAG: 4.5).
+_CONTRAST = """box => {
+    const light = colour => {
+        const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(v => {
+            const part = v / 255;
+            return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+        });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = element => {
+        for (let at = element; at; at = at.parentElement) {
+            const colour = getComputedStyle(at).backgroundColor;
+            if (!/rgba\\(.*, 0\\)|transparent/.test(colour)) return colour;
+        }
+        return "rgb(255, 255, 255)";
+    };
+    const words = box.querySelectorAll("td, th, caption, .widget-label, .film-words, button");
+    return [...words].filter(e => e.innerText.trim() && e.offsetParent).map(e => {
+        const [a, b] = [light(getComputedStyle(e).color), light(behind(e))];
+        return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.innerText];
+    }).filter(([ratio]) => ratio < 4.5);
+}"""
+
+
+def test_a_dark_theme_keeps_words_readable_and_pictures_on_white(reader: Reader) -> None:
+    page = reader.run("02_where_checkpoints_land.ipynb")
+    change = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
+    page.evaluate(change, "JupyterLab Dark")
+    try:
+        page.wait_for_function("document.body.dataset.jpThemeLight === 'false'")
+        explorer = page.locator(".mambackpt-explorer").first
+        assert explorer.evaluate(_CONTRAST) == []
+        for table in page.locator(".jp-RenderedHTML table").all():
+            assert table.evaluate(_CONTRAST) == []
+        explorer.scroll_into_view_if_needed()
+        keep_screenshot(page, "02-dark")
+    finally:
+        page.evaluate(change, "JupyterLab Light")
 
 
 def test_a_missing_browser_is_a_failure_only_where_it_is_required(

@@ -38,6 +38,7 @@ from notebook_tools import (
 from PIL import Image
 
 from mambackpt.course import GLOSSARY, LETTERS
+from mambackpt.site.notebooks import KERNEL, LANGUAGE
 
 MOST_BYTES = 300_000
 
@@ -372,8 +373,7 @@ def test_the_file_is_small_and_names_no_machine(path: Path) -> None:
 @every_notebook
 def test_nothing_alive_is_committed(path: Path) -> None:
     notebook = load(path)
-    assert set(notebook.metadata) == {"kernelspec"}
-    assert notebook.metadata.kernelspec.name == "python3"  # without it JupyterLab asks, and blocks
+    assert notebook.metadata == {"kernelspec": KERNEL, "language_info": LANGUAGE}
     for cell in code_cells(notebook):
         assert cell.execution_count is None
         assert bool(cell.outputs) == ("keep_output" in tags(cell)), cell.source

@@ -122,7 +122,7 @@ def open_notebook(browser: Any, lab: tuple[str, str], name: str) -> Any:
     page = browser.new_page(viewport={"width": 1300, "height": 1000})
     page.set_default_timeout(_SECONDS * 1000)
     page.goto(f"{address}/lab/tree/{name}?reset&token={token}")
-    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
+    page.locator(".jp-Notebook .jp-Cell").first.wait_for()
     return page
 
 

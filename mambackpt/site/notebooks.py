@@ -15,7 +15,18 @@ _SECONDS_PER_CELL = 300
 # A kernel's first reply may be lost among many; nbclient then waits this long, and goes on.
 _SECONDS_TO_SAY_WHAT_IT_IS = 10
 # What the hook of the repository takes out of each notebook beside outputs and counts.
-EXTRA_KEYS = ("metadata.language_info", "cell.metadata.execution")
+EXTRA_KEYS = ("cell.metadata.execution",)
+# As JupyterLab writes them: what it finds as it would write it, it does not mark as changed.
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+LANGUAGE = {
+    "codemirror_mode": {"name": "ipython", "version": 3},
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "name": "python",
+    "nbconvert_exporter": "python",
+    "pygments_lexer": "ipython3",
+    "version": "3.11.7",
+}
 
 
 def find_notebooks(folder: Path, wanted: Sequence[str] = ()) -> list[Path]:
@@ -67,4 +78,5 @@ def stripped(notebook: Notebook, extra_keys: Sequence[str] = EXTRA_KEYS) -> str:
 
     keys = ["metadata.widgets", *extra_keys]
     bare = strip_output(copy.deepcopy(notebook), False, False, False, extra_keys=keys)
+    bare.metadata.update(kernelspec=KERNEL, language_info=LANGUAGE)
     return str(nbformat.writes(bare)) + "\n"  # type: ignore[no-untyped-call]
