@@ -57,12 +57,12 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "restore": "what a hit does: the request goes on from the state in that block",
     },
     "04": {
-        "worker": "the party that computes, with the exporter in it",
+        "worker": "the party that computes, with the exporter in it; 02 calls it the backend",
         "predicate": "the six conditions of notebook 02: can a checkpoint be written here?",
         "held": "the tokens whose state a block *really* contains",
         "dense": (
             "the retention that keeps every block boundary; with R = 0 only a prompt's last "
-            "one and junctions stay"
+            "one and junctions stay, with a larger R every R tokens one more"
         ),
         "variant": "a set of the scheduler's rules: a release's (`vllm-0.33`), or a fix of it",
     },

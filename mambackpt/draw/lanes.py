@@ -505,7 +505,10 @@ def _promise(column: Column) -> str:
 
 
 def _shorten(words: str, width: float) -> str:
-    """Leave out the beginning of a line that is wider than ``width`` em."""
+    """Leave out the beginning of a line that is wider than ``width`` em, what is wrong last."""
+    parts = words.split("    ")
+    if text_width(words) > width:
+        words = "    ".join(sorted(parts, key=lambda part: "(holds" in part))
     while text_width(words) > width and "    " in words.removeprefix("…    "):
         words = f"…    {words.removeprefix('…    ').split('    ', 1)[1]}"
     return words

@@ -66,6 +66,8 @@ def curves_picture(
     """
     with style(medium):
         figure, [ax] = sheet(finding, [13], left=5, right=8)
+        if log_y:  # before the labels are placed, and the limits kept
+            ax.set_yscale("log")
         draw_curves(
             ax,
             curves,
@@ -75,7 +77,8 @@ def curves_picture(
             from_zero=not log_y,
         )
         ax.xaxis.set_major_formatter("{x:,.0f}")
-        ax.set(**({"xlim": x_limits} if x_limits else {}), **({"yscale": "log"} if log_y else {}))
+        if x_limits:
+            ax.set_xlim(x_limits)
     first = next(iter(curves.values()))[0]
     ends = f"{first[0]:,} to {first[-1]:,}"
     said = describe_curves(curves, ",.3g" if log_y else ",.0f")
@@ -93,8 +96,10 @@ def lanes_picture(finding: str, lanes: Sequence[Lane], *, medium: str = "review"
     """
     with style(medium):
         left = left_margin(lane.label for lane in lanes)
-        figure, [ax] = sheet(finding, [lanes_height(len(lanes))], left=left)
-        draw_lanes(ax, lanes)
+        said = 2 if any(lane.caption for lane in lanes) else 0
+        height = lanes_height(len(lanes), caption_lines=said)
+        figure, [ax] = sheet(finding, [height], left=left)
+        draw_lanes(ax, lanes, caption_lines=said)
     return Drawing(figure, finding, f"{finding} {describe_lanes(lanes)}")
 
 

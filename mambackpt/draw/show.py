@@ -192,10 +192,11 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[object]], *, capti
     align = ["right" if right else "left" for right in numeric]
 
     def row_html(cells: Sequence[str], tag: str) -> str:
-        parts = zip(cells, align, strict=True)
-        return "".join(
-            f'<{tag} style="text-align:{side}">{html.escape(cell)}</{tag}>' for cell, side in parts
-        )
+        said = []
+        for cell, side in zip(cells, align, strict=True):
+            name = tag if cell else "td"  # a head without words is none
+            said.append(f'<{name} style="text-align:{side}">{html.escape(cell)}</{name}>')
+        return "".join(said)
 
     lines = "".join(f"<tr>{row_html(cells, 'td')}</tr>" for cells in _cells(rows))
     return (

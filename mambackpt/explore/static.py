@@ -29,7 +29,7 @@ def static_views(explorer: Explorer, *, most_bytes: int = MOST_BYTES) -> str:
     >>> from mambackpt.explore import explore_placement
     >>> explorer = explore_placement()
     >>> page = static_views(explorer, most_bytes=60_000)
-    >>> page.count("<section"), len(page) < 60_000
+    >>> page.count('role="group"'), len(page) < 60_000
     (4, True)
     >>> explorer.close()
 
@@ -88,7 +88,7 @@ def _view_html(explorer: Explorer) -> str:
 def _pager(views: list[tuple[str, str]]) -> str:
     options = "".join(f"<option>{html.escape(words)}</option>" for words, _ in views)
     sections = "".join(
-        f'<section aria-label="{html.escape(words)}"{" hidden" if at else ""}>{body}</section>'
+        f'<div role="group" aria-label="{html.escape(words)}"{" hidden" if at else ""}>{body}</div>'
         for at, (words, body) in enumerate(views)
     )
     return (
@@ -102,7 +102,7 @@ def _pager(views: list[tuple[str, str]]) -> str:
 
 
 _SCRIPT = """(box => {
-  const choice = box.querySelector("select"), views = box.querySelectorAll("section");
+  const choice = box.querySelector("select"), views = box.querySelectorAll("[role=group]");
   const show = () => views.forEach((view, at) => { view.hidden = at !== choice.selectedIndex; });
   choice.addEventListener("change", show);
   box.querySelectorAll("button").forEach(button => button.addEventListener("click", () => {

@@ -159,7 +159,7 @@ def _forwards() -> Drawing:
         forwards.append(len(sizes))
     finding = (
         f"A checkpoint inside saves in {forwards[1]} forward what a stop saves in {forwards[0]}: "
-        f"the next request computes {computed[1]:,} of {len(prompt):,} tokens, without either "
+        f"the next request computes {computed[1]:,} of {len(prompt):,} tokens, with neither "
         f"{computed[2]:,}."
     )
     pages = draw_strip(finding, lanes)
@@ -370,7 +370,7 @@ def _cured(shared: int, unique: int) -> tuple[Cure, ...]:
     inside = replace(as_it_is, internal_checkpoints=True, checkpoint_alignment=16)
     changes = {
         "as it is": as_it_is,
-        "one step a prompt (budget 8,192)": replace(as_it_is, budget=8192),
+        "steps of up to 8,192": replace(as_it_is, budget=8192),
         "checkpoint inside, retention 0": replace(inside, retention=0),
         "stop where prefixes part": replace(as_it_is, variant=released),
         "checkpoint inside the step": inside,

@@ -83,7 +83,7 @@ def build_site(
         if run:
             execute(notebook, folder=path.parent, MAMBACKPT_STATIC_VIEWS="1")
         pages.append(page_of(notebook, path.stem))
-    files = {f"{page.stem}.html": _whole(page, pages) for page in pages}
+    files = {f"{page.stem}.html": whole_page(page, pages) for page in pages}
     files["index.html"] = _contents(pages, figures)
     return files
 
@@ -100,7 +100,7 @@ def page_of(notebook: Notebook, stem: str) -> Page:
     body, _ = exporter.from_notebook_node(_without_widgets(notebook))
     body = re.sub(r'(href="[^":#]+)\.ipynb', r"\1.html", body)
     body = re.sub(r"(<table)", r'<div class="scroll" tabindex="0">\1', body)
-    body = body.replace("</table>", "</table></div>")
+    body = body.replace("</table>", "</table></div>").replace("<pre>", '<pre tabindex="0">')
     return Page(stem, title, puzzle, body)
 
 
@@ -136,7 +136,8 @@ def _head(title: str) -> str:
     )
 
 
-def _whole(page: Page, pages: Sequence[Page]) -> str:
+def whole_page(page: Page, pages: Sequence[Page]) -> str:
+    """Return one page as HTML that needs no other file, with links to its neighbours."""
     at = pages.index(page)
     links = ['<a href="index.html">Contents</a>']
     links += [

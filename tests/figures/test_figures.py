@@ -636,7 +636,7 @@ def test_a_cure_costs_what_the_simulation_counts_and_the_replay_says() -> None:
     helps = {name: cure.resumed[:3] for name, cure in cures.items()}
     assert helps["checkpoint inside the step"] == (0, 1056, 1056)
     assert helps["stop where prefixes part"] == (0, 0, 1056)
-    for name in ("as it is", "one step a prompt (budget 8,192)"):
+    for name in ("as it is", "steps of up to 8,192"):
         assert helps[name] == (0, 0, 0)
     assert helps["checkpoint inside, retention 0"] == (0, 0, 0), "'internal' keeps what 'last' does"
     trace = trace_from_tokens([list(r.prompt) for r in puzzle_requests(1500, 700)], grain=4)
