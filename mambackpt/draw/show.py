@@ -91,7 +91,8 @@ def small_svg(figure: Figure) -> bytes:
     """Return a figure as SVG without what a reader does not see: half the bytes."""
     drawn = figure_bytes(figure, "svg", "", "").decode()
     drawn = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<[?!][^>]*>", "", drawn, flags=re.S)
-    drawn = re.sub(r"(\d+\.\d\d)\d+", r"\1", drawn)  # a hundredth of a point is enough
+    # Places need a hundredth of a point; what is written there keeps every digit.
+    drawn = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d+\.\d\d)\d+", r"\1", tag[0]), drawn)
     drawn = re.sub(r' transform="rotate\(-?0 [^"]*"', "", drawn)
     named = set(re.findall(r"#([\w-]+)", drawn))
     drawn = re.sub(r' id="([\w.-]+)"', lambda m: m[0] if m[1] in named else "", drawn)

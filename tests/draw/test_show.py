@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from mambackpt import CheckpointValueError
-from mambackpt.draw.sheet import Drawing
+from mambackpt.draw.sheet import Drawing, sheet, style
 from mambackpt.draw.show import figure_html, figure_png, show, show_table, small_svg
 from mambackpt.figures.registry import draw_figure
 
@@ -150,3 +150,11 @@ def test_letters_are_as_wide_at_every_resolution() -> None:
         pixels = np.asarray(Image.open(io.BytesIO(figure_png(figure, dpi=dpi))).convert("L"))
         ends.append(np.flatnonzero((pixels < 128).any(axis=0)).max() / pixels.shape[1])
     assert max(ends) - min(ends) < 0.005
+
+
+def test_a_small_svg_keeps_every_digit_that_is_written() -> None:
+    """A title that computed 0.0023 once said 0.00."""
+    with style():
+        figure, [ax] = sheet("Off by 0.00233 after token 20.", [6])
+        ax.plot([0, 0.123456789], [0, 1])
+    assert "Off by 0.00233 after token 20." in small_svg(figure).decode()
