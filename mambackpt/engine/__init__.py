@@ -4,6 +4,7 @@ Its steps are those of vllm 0.33.0's own scheduler: `trace_history` gives them a
 ``python -m mambackpt conformance --engine vllm`` compares them with an installed one.
 """
 
+from mambackpt.engine.alone import PrefillKeys
 from mambackpt.engine.chats import branching_chats
 from mambackpt.engine.events import (
     Aborted,
@@ -54,6 +55,7 @@ __all__ = [
     "Keyed",
     "PoolBlock",
     "Preempted",
+    "PrefillKeys",
     "Query",
     "Recurrence",
     "Report",

@@ -161,7 +161,7 @@ class Simulation:
         place = 0
         while place < len(self.running) and budget > 0:
             live = self.running[place]
-            end = self._next_end(live, budget)
+            end = self.next_end(live, budget)
             if end > live.computed:
                 while not self._extend(live, end):
                     victim = self.running[-1]
@@ -189,7 +189,7 @@ class Simulation:
         arrived = self._next is not None and self._next.arrival <= number
         return len(self.running) + len(self.waiting) + arrived > 1
 
-    def _next_end(self, live: Live, budget: int) -> int:
+    def next_end(self, live: Live, budget: int) -> int:
         """Return where a query of at most so many tokens ends; its start means not in this step."""
         known = len(live.tokens)
         rest = known - live.computed
@@ -218,7 +218,7 @@ class Simulation:
             return 0
         live.computed = hit
         live.junction = junction([reach], hit)
-        live.keeps = self._kept_columns(live)
+        live.keeps = self.kept_columns(live)
         end = self._first_end(live, budget)
         whole = len(live.tokens)
         ready = end > hit and (
@@ -254,12 +254,12 @@ class Simulation:
         if live.padded and budget < 1 + drafts:
             self.log.add(Deferred, live, "no room for its drafts in this step")
             return live.computed
-        end = self._next_end(live, budget)
+        end = self.next_end(live, budget)
         if live.padded and live.computed < end != live.computed + 1 + drafts:
             live.padded, end = False, live.computed + 1
         return end
 
-    def _kept_columns(self, live: Live) -> frozenset[int]:
+    def kept_columns(self, live: Live) -> frozenset[int]:
         """Return the columns of the boundaries that every retention keeps."""
         B, U, drop = self._geometry.M, self._geometry.U, self._geometry.drop_eagle_block
         kept = list(replay_boundaries(live.prompt, self._block, drop))
@@ -381,8 +381,12 @@ class Simulation:
         live = (self.running or self.waiting)[0]
         if any(isinstance(event, Deferred) and "pool" in event.reason for event in self.log.events):
             raise self._pool_too_small(live)
+        raise self.waits_for_ever(live)
+
+    def waits_for_ever(self, live: Live) -> CheckpointValueError:
+        """Return the refusal of a request that no step carries to a boundary."""
         settings = self.settings
-        raise CheckpointValueError(
+        return CheckpointValueError(
             f"request {live.name!r} waits for ever at token {live.computed}: no step of at most "
             f"{max(settings.budgets, default=settings.budget)} tokens reaches a boundary of its "
             f"blocks of {settings.mamba_block_size}; expected progress. Try a budget of at least "

@@ -132,7 +132,7 @@ def test_masks_keep_the_boundaries_of_prompt_and_junction_or_one_per_interval():
             live = next((live for live, _ in simulation.scheduled if live.name == "B"), None)
             if live:
                 live.junction = shared
-                live.keeps = simulation._kept_columns(live)
+                live.keeps = simulation.kept_columns(live)
                 return [column for column in range(6) if group.keeps(live, column)]
 
     assert kept(0, 400, 1) == [5]

@@ -10,6 +10,7 @@ import pytest
 from mambackpt import CheckpointError
 from mambackpt.__main__ import main
 from mambackpt.replay import GENERATORS, replay, replay_engine, serve_tokens, trace_from_tokens
+from mambackpt.replay.serve import vllm_traces
 from mambackpt.replay.serve.llama_cpp_traces import walk_trace
 from mambackpt.replay.serve.traces import walk_tokens
 
@@ -175,3 +176,47 @@ def test_lockstep_of_llama_cpp_finds_the_four_requests(capsys: pytest.CaptureFix
     assert main(["lockstep", "--engine=llama.cpp", "--seeds", "1000", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (len(report["smallest"]), report["wrong_if_strict"]) == (4, 0)
+
+
+# ---- vllm by its keys alone ----------------------------------------------------------------------
+
+
+def random_vllm(seed: int) -> tuple[list[list[int]], int, dict[str, Any]]:
+    """Prompts, a grain, and settings: hash units of a block, or smaller ones."""
+    random = Random(seed)
+    grain, blocks = random.choice((1, 1, 2, 4)), random.choice((1, 2, 3, 4, 6))
+    block = grain * blocks
+    units = [grain * n for n in range(1, blocks + 1) if blocks % n == 0]
+    settings = {
+        "block": block,
+        "hash_block": random.choice((block, random.choice(units))),
+        "alignment": random.choice((None, 1, grain, block, 2 * block)),
+        "budget": block * random.choice((1, 2, 3, 5, 50)) + grain * random.choice((0, 0, 1, 2)),
+        "retention": random.choice((None, 0, block, 2 * block, 3 * block)),
+        "drop": random.random() < 0.4,
+        "checkpoints": random.random() < 0.7,
+    }
+    prompts = [prompt[:90] for prompt in random_prompts(seed, requests=10)]
+    return prompts, grain, settings
+
+
+def test_vllm_by_its_keys_alone_is_the_engine_room() -> None:
+    kinds = set()
+    for seed in range(300):
+        prompts, grain, settings = random_vllm(seed)
+        trace = trace_from_tokens(prompts, grain=grain)
+        plain = list(vllm_traces.walk_trace(trace, plainly=True, **settings))
+        assert list(vllm_traces.walk_trace(trace, **settings)) == plain, settings
+        kinds |= {(settings["hash_block"] < settings["block"], row[1] > 0) for row in plain}
+    assert len(kinds) == 4  # hits and misses, inside blocks and on their ends
+
+
+def test_what_may_be_none_can_be_said_on_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = ["--block", "512", "--hash-block", "512"]
+    command = ["replay", "chat:40", "--engine", "vllm", *sizes]
+    assert main([*command, "--retention", "none", "--alignment", "none"]) == 0
+    assert "retention=None" in capsys.readouterr().out
+    assert main([*command, "--budget", "none"]) == 2
+    assert "--budget is 'none'" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from inspect import Parameter
+from typing import get_args
 
 from mambackpt.cli import table, whole_number
 from mambackpt.errors import checked_choice
@@ -68,7 +69,7 @@ def _parser(engine: str) -> argparse.ArgumentParser:
 def _value(parameter: Parameter, text: str) -> object:
     """A setting's value in the type of its default."""
     option = f"--{parameter.name.replace('_', '-')}"
-    if parameter.default is None and text == "none":
+    if text == "none" and type(None) in get_args(parameter.annotation):
         return None
     if isinstance(parameter.default, bool):
         return _SWITCH[checked_choice(option, text, _SWITCH)]

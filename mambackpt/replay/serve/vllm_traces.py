@@ -5,15 +5,15 @@ of ids, and what a prompt has beyond its last whole id is one token that nobody 
 drop it is left out, so that a match drops one whole unit and no more; where it would begin a block,
 a request is then served otherwise than its tokens would be, about one in a hundred.
 
-Where hash units are whole blocks nothing happens inside a block, and what a request leaves follows
-from its length, where it resumes and where its prefix parts: see `_whole_blocks`. Everything else,
-and all of it ``plainly``, runs through the engine room.
+Nothing is evicted, so which keys a request leaves follows from its length, where it resumes and
+where its prefix parts: the engine room is asked once for each of these, see `_by_keys`. All
+requests run through it ``plainly``.
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
 
-from mambackpt.engine import Request, Settings
+from mambackpt.engine import PrefillKeys, Request, Settings
 from mambackpt.engine.groups import replay_boundaries
 from mambackpt.errors import CheckpointValueError
 from mambackpt.replay.serve.vllm import settings_of, walk
@@ -63,8 +63,7 @@ def walk_trace(
         drop,
         checkpoints,
     )
-    whole = options.hash_block_size == options.mamba_block_size <= options.budget
-    rows = _whole_blocks if whole and not plainly else _plainly
+    rows = _plainly if plainly else _by_keys
     for attention, reused, created in rows(trace, options):
         yield attention * g, reused * g, created, 0
 
@@ -77,65 +76,83 @@ def _plainly(trace: Trace, settings: Settings) -> Iterator[tuple[int, int, int]]
         yield served.attention, served.reused, created
 
 
-def _whole_blocks(trace: Trace, settings: Settings) -> Iterator[tuple[int, int, int]]:
-    """The same where hash units are whole blocks and a step holds one.
+def _by_keys(trace: Trace, settings: Settings) -> Iterator[tuple[int, int, int]]:
+    """The same by the keys alone: nothing is evicted, so what is found is what has a key.
 
-    Nothing is evicted, so attention has every whole block that was there before; a state is there
-    where one was keyed, named by the last id of its prefix. Requests of one length that resume and
-    part at the same places leave states at the same places.
+    A key is named by the last id of its prefix. Attention has whole blocks, and the last unit of
+    each prompt; requests of one length that resume and part at the same places leave the keys of
+    states at the same places.
     """
-    B, drop = settings.mamba_block_size, settings.drop_eagle_block
+    g, drop = settings.geometry, settings.drop_eagle_block
+    B, h, U, grid = g.M, g.H, g.U, settings.hit_grid
+    inside, margin = B > U, h if B > U else B
     states: set[int] = set()
-    left = lru_cache(maxsize=None)(lambda *places: _states_left(settings, *places))
+    units: set[int] = set()  # last units of prompts, within a block of attention
+    alone = _WholeBlocks(settings) if h == B <= settings.budget else PrefillKeys(settings)
+    left = lru_cache(maxsize=None)(alone)
     partial = (trace.prompt % trace.grain > 0).tolist()
     rows = zip(trace.length.tolist(), trace.shared.tolist(), partial, strict=True)
     for request, (length, shared, part) in enumerate(rows):
         L = length + ((part and not drop) or not length)
-        # Under the drop the last block that matches is computed again.
-        reach = min(shared, L - (not drop)) // B * B
-        reach -= B * (drop and reach > 0)
-        ids = trace.blocks(request) if length >= B else []
-        hit = reach
+        ids = trace.blocks(request) if length else []
+        # Under the drop the last unit that matches is computed again, so one more may match.
+        bound = min(L - 1 + margin * drop, L // h * h)
+        reach = min(shared, bound) // B * B
+        if inside:
+            top = min(reach + B - U, bound // U * U, shared // U * U)
+            for position in range(top, reach, -U):
+                if ids[position - 1] in units:
+                    reach = position
+                    break
+        if drop and reach:
+            reach -= min(U, B)
+        reach = reach // U * U
+        hit = reach // grid * grid
         while hit and ids[hit - 1] not in states:
-            hit -= B
-        made = left(L, hit, reach if reach > hit else 0)
-        inside = [position for position in made if position <= length]
-        states.update([ids[position - 1] for position in inside])
-        yield reach, hit, len(inside)
+            hit -= grid
+        made, there = left(L, hit, reach if reach > hit else 0)
+        states.update([ids[position - 1] for position in there if position <= length])
+        last = (L if drop else L - 1) // h * h
+        if h < B and last % B and last <= length:
+            units.add(ids[last - 1])
+        yield reach, hit, sum(position <= length for position in made)
 
 
-def _states_left(settings: Settings, L: int, start: int, junction: int) -> tuple[int, ...]:
-    """Return after how many ids a prompt of L leaves states that are found later.
+class _WholeBlocks:
+    """What `PrefillKeys` returns, where hash units are whole blocks and a step holds one: faster.
 
-    It resumes at ``start``; attention matched up to ``junction`` (0: no further). The steps are
-    those of the splitter, the keys those of a recurrent group's three passes.
+    The steps are the splitter's, the keys those of a recurrent group's three passes.
     """
-    B, R, drop = settings.mamba_block_size, settings.retention, settings.drop_eagle_block
-    splitter = settings.splitter
-    last = splitter.query(0, 0, L, L).position
-    kept = {boundary // B * B for boundary in replay_boundaries(L, B, drop)}
-    kept |= ({junction, junction - B} if drop else {junction}) if junction else set()
 
-    def keeps_interval(position: int) -> bool:
-        return R is None or (R > 0 and position % R == 0)
+    def __init__(self, settings: Settings) -> None:
+        g = settings.geometry
+        self.B, self.U, self.drop, self.R = g.M, g.U, g.drop_eagle_block, settings.retention
+        self.budget, self.splitter = settings.budget, settings.splitter
 
-    keyed: set[int] = set()
-    while start < L:
-        offered = min(L - start, settings.budget)
-        end = splitter.end(start, offered, prompt=L, num_tokens=L, junction=junction)
-        query = splitter.query(start, end, L, end)
-        inside = end - start > B and not (R == 0 and end < L)
-        if inside and splitter.variant.writes_inside(query):
-            position = query.position
-            if position in (last, junction) or keeps_interval(position):
-                keyed.add(position)
-        elif end % B == 0:
-            on_it = settings.keeps_junctions and end == junction
-            keyed |= {end} if on_it or end == last else set()
-        if end % B == 0 and (end in kept or keeps_interval(end)):
-            keyed.add(end)
-        start = end
-    return tuple(sorted(keyed - {0}))
+    def __call__(self, prompt: int, start: int, junction: int) -> tuple[set[int], set[int]]:
+        B, R, splitter = self.B, self.R, self.splitter
+        last = splitter.query(0, 0, prompt, prompt).position
+        kept = {boundary // B * B for boundary in replay_boundaries(prompt, B, self.drop)}
+        kept |= ({junction, junction - B} if self.drop else {junction}) if junction else set()
+        keyed: set[int] = set()
+        while start < prompt:
+            offered = min(prompt - start, self.budget)
+            end = splitter.end(start, offered, prompt=prompt, num_tokens=prompt, junction=junction)
+            query = splitter.query(start, end, prompt, end)
+            inside = end - start > B and not (R == 0 and end < prompt)
+            if inside and splitter.variant.writes_inside(query):
+                if query.position in (last, junction) or self._in_interval(query.position):
+                    keyed.add(query.position)
+            elif end % B == 0 and end == last:
+                keyed.add(end)
+            if end % B == 0 and (end in kept or self._in_interval(end)):
+                keyed.add(end)
+            start = end
+        keyed.discard(0)
+        return keyed, keyed
+
+    def _in_interval(self, position: int) -> bool:
+        return self.R is None or (self.R > 0 and position % self.R == 0)
 
 
 def _requests(trace: Trace, drop: bool) -> Iterator[Request]:
