@@ -13,8 +13,7 @@ requests run through it ``plainly``.
 from collections.abc import Iterator
 from functools import lru_cache
 
-from mambackpt.engine import PrefillKeys, Request, Settings
-from mambackpt.engine.groups import replay_boundaries
+from mambackpt.engine import PrefillKeys, Request, Settings, replay_boundaries
 from mambackpt.errors import CheckpointValueError
 from mambackpt.replay.serve.vllm import settings_of, walk
 from mambackpt.replay.trace import Trace
