@@ -22,7 +22,7 @@ from mambackpt.engine.events import (
     Unkeyed,
     Written,
 )
-from mambackpt.engine.groups import joint_hit, replay_boundaries, junction, replay_boundaries
+from mambackpt.engine.groups import joint_hit, junction, replay_boundaries
 from mambackpt.engine.lockstep import Counts, Violation
 from mambackpt.engine.recurrence import Recurrence, State
 from mambackpt.engine.report import (
