@@ -35,19 +35,22 @@ def whole_number(option: str, text: str, *, least: int = 1, example: int = 1000)
     return int(digits)
 
 
-def whole_numbers(option: str, text: str, *, least: int = 1) -> list[int]:
+def whole_numbers(
+    option: str, text: str, *, least: int = 1, example: str = "512,2048"
+) -> list[int]:
     """Return the numbers of a list with commas.
 
     >>> whole_numbers("--block", "512,2048")
     [512, 2048]
 
-    Raises CheckpointValueError where one is below ``least`` or no whole number.
+    Raises CheckpointValueError where one is below ``least`` or no whole number; ``example`` is what
+    it says to try.
     """
     numbers = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) >= least for part in numbers):
         raise CheckpointValueError(
             f"{option} is {text!r}; expected whole numbers of at least {least} with commas between "
-            f"them. Try {option} 512,2048."
+            f"them. Try {option} {example}."
         )
     return [int(part) for part in numbers]
 
@@ -130,17 +133,16 @@ def checked_output(option: str, file: str | Path) -> Path:
     """
     path = Path(file)
     folder = path.parent
-    what = ""
+    what, name = "", path.name or "out.json"
     if path.is_dir():
-        what = "is a folder"
+        what, name = "is a folder", f"{path}/out.json"
     elif not folder.is_dir():
         what = f"lies in {folder}, which is no folder"
     elif (path.exists() and not os.access(path, os.W_OK)) or not _takes_files(path):
         what = "cannot be written"
     if what:
         raise CheckpointValueError(
-            f"{option} {path} {what}; expected a file that can be written. "
-            f"Try {option} {path.name or 'out.json'}."
+            f"{option} {path} {what}; expected a file that can be written. Try {option} {name}."
         )
     return path
 

@@ -94,7 +94,7 @@ def _bench_export(args: argparse.Namespace) -> None:
         buffers = [BUFFERS[name] for name in names]
     counts = args.checkpoints or ("1,8,64,256" if on_gpu else "8,64")
     checkpoints = whole_numbers("--checkpoints", counts)
-    threads = whole_numbers("--threads", args.threads) if args.threads else ()
+    threads = whole_numbers("--threads", args.threads, example="1,2") if args.threads else ()
     print(_HEADER)
     run = bench_export(
         layers,

@@ -10,6 +10,7 @@ from mambackpt.engine.chats import branching_chats
 from mambackpt.engine.report import Report, check_lockstep, describe_history
 from mambackpt.engine.settings import Settings
 from mambackpt.engine.variants import VARIANTS
+from mambackpt.errors import CheckpointValueError
 
 
 def _retention(text: str) -> int | None:
@@ -93,6 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises CheckpointValueError for sizes that contradict each other.
     """
     given = _parser().parse_args(argv)
+    if given.block % given.hash:
+        raise CheckpointValueError(
+            f"--block is {given.block} and --hash {given.hash}; expected a multiple of the hash "
+            f"unit. Try --block {-(-given.block // given.hash) * given.hash}."
+        )
     settings = Settings(
         mamba_block_size=given.block,
         hash_block_size=given.hash,

@@ -115,7 +115,13 @@ def _numbers(kind: str, generator: Callable[..., Trace], text: str) -> dict[str,
     parameters = signature(generator).parameters
     told: dict[str, Any] = {}
     if "path" not in parameters and "=" not in text:
-        return {"requests": whole_number(f"{kind}:SIZE", text)}
+        try:
+            return {"requests": whole_number("", text)}
+        except CheckpointValueError as error:
+            raise CheckpointValueError(
+                f"the size in {kind}:{text} is {text!r}; expected how many requests. "
+                f"Try {kind}:1000."
+            ) from error
     parts = text.split(",")
     if "path" in parameters:
         settings = len(parts)

@@ -19,8 +19,7 @@ def find_model(name: str) -> HybridModel:
     """
     if name not in PRESETS and Path(name).exists():
         return from_config(name)
-    hint = "Try one of them, or the path of a config.json."
-    return PRESETS[checked_choice("--model", name, PRESETS, hint=hint)]
+    return PRESETS[checked_choice("--model", name, PRESETS)]
 
 
 def kernel_grid(model: HybridModel | None) -> tuple[int | None, str]:

@@ -219,7 +219,7 @@ def test_a_generators_numbers_are_those_of_its_function(kind: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("chat:abc", "chat:SIZE is 'abc'"),
+        ("chat:abc", "the size in chat:abc is 'abc'"),
         ("shared:groups=x", r"shared:groups is 'x'; expected a whole number.* Try groups=64\."),
         ("shared:groups=-1", "shared:groups is '-1'"),
         ("shared:groups=1.5", "shared:groups is '1.5'"),
