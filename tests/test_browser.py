@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 from browser_tools import chromium, keep_screenshot, watch_console
 from notebook_tools import NOTEBOOKS, copy_of_the_folder
@@ -20,6 +21,11 @@ from mambackpt.bench.browser import (
 from mambackpt.site.notebooks import LANGUAGE
 
 pytestmark = pytest.mark.browser
+
+
+def load(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
 
 WITH_EXPLORER = [path for path in NOTEBOOKS if "explore_" in path.read_text(encoding="utf-8")]
 
@@ -97,6 +103,8 @@ def test_a_notebook_reads_before_it_is_run_and_opening_does_not_change_it(
 @every_notebook
 def test_a_notebook_runs_in_the_browser_without_an_error(path: Path, reader: Reader) -> None:
     page = reader.run(path.name)
+    asked = sum("exercise" in cell.metadata.get("tags", ()) for cell in load(path).cells)
+    assert page.get_by_text("No answer yet. Replace").count() == asked >= 1
     assert not page.locator("[data-mime-type*=error]").count()
     assert not page.get_by_text("Traceback (most recent call last)").count()
     assert reader.errors[path.name] == []
@@ -163,6 +171,7 @@ def test_a_player_steps_through_its_frames_by_buttons_slider_and_keys(reader: Re
 def test_the_start_page_leads_to_every_notebook(reader: Reader) -> None:
     page = reader.open("start.ipynb")
     links = page.locator(".jp-RenderedMarkdown a[href*='ipynb']")
+    links.first.wait_for()
     assert {link.inner_text()[:2] for link in links.all()} == {path.name[:2] for path in NOTEBOOKS}
     keep_screenshot(page, "start-opened")
 

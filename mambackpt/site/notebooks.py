@@ -1,6 +1,5 @@
 """The notebooks of a checkout: found, run as a reader would, and stripped of what is alive."""
 
-import asyncio
 import copy
 import os
 from collections.abc import Sequence
@@ -12,8 +11,6 @@ from mambackpt.errors import CheckpointValueError
 Notebook = Any  # nbformat's tree of dictionaries
 NOTEBOOK_NAMES = "[0-9][0-9]_*.ipynb"
 _SECONDS_PER_CELL = 300
-# A kernel's first reply may be lost among many; nbclient then waits this long, and goes on.
-_SECONDS_TO_SAY_WHAT_IT_IS = 10
 # What the hook of the repository takes out of each notebook beside outputs and counts.
 EXTRA_KEYS = ("cell.metadata.execution",)
 # As JupyterLab writes them: what it finds as it would write it, it does not mark as changed.
@@ -47,28 +44,23 @@ def find_notebooks(folder: Path, wanted: Sequence[str] = ()) -> list[Path]:
 
 
 def execute(*notebooks: Notebook, folder: Path, **variables: str) -> None:
-    """Execute notebooks in place, at the same time, each with another hash seed.
+    """Execute notebooks in place, one after another, each with another hash seed.
 
-    ``folder`` is where they run; ``variables`` are set in their environment.
+    ``folder`` is where they run; ``variables`` are set in their environment. Side by side in one
+    event loop, a client may sleep on an answer that is there until its time is over.
     """
     from nbclient import NotebookClient
 
-    async def all_of_them() -> None:
-        jobs = []
-        for seed, notebook in enumerate(notebooks):
-            client = NotebookClient(
-                notebook,
-                timeout=_SECONDS_TO_SAY_WHAT_IT_IS,
-                timeout_func=lambda _: _SECONDS_PER_CELL,
-                kernel_name="python3",
-                resources={"metadata": {"path": str(folder)}},
-                record_timing=False,
-            )
-            own = {"PYTHONHASHSEED": str(seed), **variables}
-            jobs.append(client.async_execute(env=os.environ | own))
-        await asyncio.gather(*jobs)
-
-    asyncio.run(all_of_them())
+    for seed, notebook in enumerate(notebooks):
+        client = NotebookClient(
+            notebook,
+            timeout=_SECONDS_PER_CELL,
+            kernel_name="python3",
+            resources={"metadata": {"path": str(folder)}},
+            record_timing=False,
+        )
+        own = {"PYTHONHASHSEED": str(seed), **variables}
+        client.execute(env=os.environ | own)
 
 
 def stripped(notebook: Notebook, extra_keys: Sequence[str] = EXTRA_KEYS) -> str:
