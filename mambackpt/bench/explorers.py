@@ -154,9 +154,9 @@ def _run(client: Any, move: Move, runs: int) -> tuple[float, ...]:
 _WATCH = """box => {
     window.pressed = 0; window.painted = [];
     document.addEventListener("keydown", () => { window.pressed = performance.now(); }, true);
-    let last = box.querySelector("img").src;
+    let last = box.querySelector("figure img").src;
     new MutationObserver(() => {
-        const image = box.querySelector("img");
+        const image = box.querySelector("figure img");
         if (!image || image.src === last) return;
         last = image.src;
         const begun = window.pressed;
@@ -188,7 +188,7 @@ def _press_and_wait(page: Any, runs: int) -> tuple[float, ...]:
     from playwright.sync_api import TimeoutError
 
     explorer = page.locator(".jp-OutputArea-output .widget-vbox").first
-    explorer.locator("img").wait_for()
+    explorer.locator("figure img").wait_for()
     handle = explorer.locator(".noUi-handle").first
     handle.scroll_into_view_if_needed()
     explorer.evaluate(_WATCH)
