@@ -200,7 +200,7 @@ def _lane_of(row: TableRow, events: Sequence[Event], block: int, prompt: int) ->
     start, ends = (ran.start, (ran.end,)) if ran else (row.computed, ())
     columns = [Column()] * max(row.width, 1)
     for cell in row.cells:
-        columns[cell.column] = _column_of(cell)
+        columns[cell.column] = _column_of(cell, row.computed)
     marks = []
     for event in mine:
         if isinstance(event, Hit) and event.group == _GROUP:
@@ -218,9 +218,12 @@ def _lane_of(row: TableRow, events: Sequence[Event], block: int, prompt: int) ->
     )
 
 
-def _column_of(cell: Cell) -> Column:
+def _column_of(cell: Cell, computed: int) -> Column:
     role: Any = cell.role if cell.role in ("running", "checkpoint", "speculative") else "previous"
-    return Column(role, cell.held, max(cell.keyed, default=None), cell.right or not cell.keyed)
+    right = cell.right or not cell.keyed
+    if role == "running" and cell.held is not None:
+        right = right and cell.held == computed  # after a wrong restore it counts other tokens
+    return Column(role, cell.held, max(cell.keyed, default=None), right)
 
 
 @lru_cache(maxsize=32)

@@ -166,3 +166,9 @@ def test_a_story_is_a_film_too(name: str) -> None:
     film = story_film(name)
     assert 5 <= len(film.story) <= 40
     assert figure_png(film.figure)
+
+
+def test_a_running_state_that_grew_from_a_wrong_one_is_drawn_as_wrong() -> None:
+    view = engine_view("released-fault", 34)
+    running = [c for lane in view.lanes for c in lane.columns if c.role == "running" and c.held]
+    assert [(c.held, c.right) for c in running if not c.right] == [(33, False)]
