@@ -48,7 +48,8 @@ def static_views(explorer: Explorer, *, most_bytes: int = MOST_BYTES) -> str:
                     name, value, words = moves[round_]
                     explorer.set(**{**start, name: value})
                     made = _view_html(explorer) if value != start[name] else ""
-                    if made and size + len(made) < most_bytes * 0.97:
+                    new = made not in (body for _, body in views)
+                    if made and new and size + len(made) < most_bytes * 0.97:
                         views.append((words, made))
                         size += len(made)
     finally:
